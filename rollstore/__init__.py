@@ -1,3 +1,40 @@
 """rollstore: the record and the store for language-model rollouts."""
 
+from __future__ import annotations
+
+from rollstore.errors import (
+    CorruptionError,
+    DuplicateError,
+    NotFoundError,
+    RollstoreError,
+    SchemaError,
+    StoreError,
+    UnsupportedRecordError,
+    VersionError,
+    WriteError,
+)
+from rollstore.schema import Engine, Flag, Heads, Known, Numerics, Problem, Rollout, Sampler, Span, problems
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CorruptionError",
+    "DuplicateError",
+    "Engine",
+    "Flag",
+    "Heads",
+    "Known",
+    "NotFoundError",
+    "Numerics",
+    "Problem",
+    "RollstoreError",
+    "Rollout",
+    "Sampler",
+    "SchemaError",
+    "Span",
+    "StoreError",
+    "UnsupportedRecordError",
+    "VersionError",
+    "WriteError",
+    "problems",
+]

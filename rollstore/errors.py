@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollstore.schema.problems import Problem
+    from rollstore.schema.problem import Problem
 
 
 class RollstoreError(Exception):

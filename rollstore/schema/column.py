@@ -1,0 +1,103 @@
+"""The declaration of a column and of a table. Everything else about the schema is derived from these two records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import pyarrow as pa
+
+VERSION = "1.0"
+"""Version of the schema that this library writes. Apart from the library's own version."""
+
+Align = Literal["T", "A", "H", "S", "R"]
+"""What a list has one value for: a token, an action, a head entry, a support entry, a routed expert."""
+
+ID_KEY = b"PARQUET:field_id"
+"""Where the permanent id stands in a field's metadata. Parquet writers carry it into the file as the field id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column, or one child of a struct.
+
+    `id` is permanent: a renamed column keeps it, a removed column's id is never used again. `nullable_items` says
+    whether a single value inside a list may be unknown. `minimum` bounds integers from below. `record` places the
+    column in the record class when it is not an attribute of its own, as `heads.size`.
+    """
+
+    name: str
+    id: int
+    type: pa.DataType
+    meaning: str
+    required: bool = False
+    align: Align | None = None
+    enum: tuple[str, ...] = ()
+    nullable_items: bool = False
+    minimum: int | None = None
+    record: str | None = None
+    children: tuple[Column, ...] = ()
+    since: str = "1.0"
+
+    @cached_property
+    def field(self) -> pa.Field:
+        """The Arrow field, with the permanent id in its metadata."""
+        return pa.field(self.name, self.type, metadata={ID_KEY: str(self.id).encode()})
+
+    @cached_property
+    def is_list(self) -> bool:
+        return pa.types.is_list(self.type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table: its columns in order, and the columns that identify a row."""
+
+    name: str
+    meaning: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns in order, then the store's own two, with the schema's version in the metadata."""
+        fields = [column.field for column in (*self.columns, *SYSTEM_COLUMNS)]
+        return pa.schema(fields, metadata={"rollstore.schema": VERSION, "rollstore.table": self.name})
+
+
+def struct(name: str, id: int, meaning: str, *children: Column, record: str | None = None) -> Column:
+    """A struct column; its Arrow type follows from its children."""
+    type_ = pa.struct([child.field for child in children])
+    return Column(name=name, id=id, type=type_, meaning=meaning, children=children, record=record)
+
+
+def structs(name: str, id: int, meaning: str, *children: Column) -> Column:
+    """A list of structs."""
+    type_ = pa.list_(pa.struct([child.field for child in children]))
+    return Column(name=name, id=id, type=type_, meaning=meaning, children=children)
+
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+STRING_MAP = pa.map_(pa.string(), pa.string())
+
+SYSTEM_COLUMNS = (
+    Column(
+        name="written_by",
+        id=9001,
+        type=pa.string(),
+        meaning="name of the part this row was first written to; set at append, kept by compaction",
+    ),
+    Column(
+        name="written_row",
+        id=9002,
+        type=pa.int64(),
+        meaning="number of this row in that part; (written_by, written_row) is unique in a snapshot",
+        minimum=0,
+    ),
+)
+"""Columns of every table that the store fills in."""

@@ -1,0 +1,115 @@
+"""Arrow to records. For the edges: hot paths read the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from rollstore.schema.column import Column
+from rollstore.schema.flat import Flat, flat, plain
+from rollstore.schema.known import Known
+from rollstore.schema.rollouts import ROLLOUTS
+from rollstore.schema.structs import Flag, Heads, Rollout, Sampler
+from rollstore.schema.text import AS_JSON, ESCAPED, unescape
+from rollstore.schema.to_arrow import CLASSES
+
+
+def from_table(table: pa.Table | pa.RecordBatch) -> list[Rollout]:
+    """Records from rows of the rollouts table: arrays numpy (copied out of nothing: they view the table's buffers).
+
+    Columns that the table lacks are None; `x_` columns come back in `extra`.
+    """
+    count = table.num_rows
+    names = set(table.schema.names)
+    fields: dict[str, list[Any]] = {}
+    for column in ROLLOUTS.columns:
+        if column.name in names:
+            fields[column.record or column.name] = _values(plain(table.column(column.name)), column)
+    heads = {name.split(".")[1]: fields.pop(name) for name in list(fields) if name.startswith("heads.")}
+    if heads:
+        fields["heads"] = [_heads({k: v[n] for k, v in heads.items()}) for n in range(count)]
+    extras = {name: plain(table.column(name)).to_pylist() for name in names if name.startswith("x_")}
+    records: list[Rollout] = []
+    for n in range(count):
+        row = {name: values[n] for name, values in fields.items() if values[n] is not None}
+        if extras:
+            row["extra"] = {name: values[n] for name, values in extras.items() if values[n] is not None} or None
+        _undo_flags(row)
+        records.append(Rollout(**row))
+    return records
+
+
+def _heads(fields: dict[str, Any]) -> Heads | None:
+    return None if all(value is None for value in fields.values()) else Heads(**fields)
+
+
+def _undo_flags(row: dict[str, Any]) -> None:
+    """Texts that were escaped and map values that were written as JSON become what they were."""
+    flags: tuple[Flag, ...] = row.get("flags") or ()
+    for flag in flags:
+        name, *path = (flag.column or "").split(".")
+        if flag.kind == ESCAPED and name in row:
+            row[name] = _unescape_at(row[name], path)
+    json_at = {
+        column: {f.index for f in flags if f.kind == AS_JSON and f.column == column}
+        for column in ("metadata", "samplers.extra")
+    }
+    if json_at["metadata"] and "metadata" in row:
+        row["metadata"] = _parsed(row["metadata"], json_at["metadata"], 0)
+    if json_at["samplers.extra"] and "samplers" in row:
+        first = 0
+        samplers: list[Sampler] = []
+        for sampler in row["samplers"]:
+            extra = sampler.extra or {}
+            samplers.append(msgspec.structs.replace(sampler, extra=_parsed(extra, json_at["samplers.extra"], first)))
+            first += len(extra)
+        row["samplers"] = tuple(samplers)
+    if flags:
+        row["flags"] = tuple(f for f in flags if f.kind not in (ESCAPED, AS_JSON)) or None
+
+
+def _parsed(values: Mapping[str, Any], json_at: set[int | None], first: int) -> dict[str, Any]:
+    return {k: msgspec.json.decode(v) if n in json_at else v for n, (k, v) in enumerate(values.items(), first)}
+
+
+def _unescape_at(value: Any, path: list[str]) -> Any:
+    if not path:
+        return unescape(value)
+    if isinstance(value, tuple):
+        return tuple(_unescape_at(v, path) for v in value)
+    inner = getattr(value, path[0])
+    return value if inner is None else msgspec.structs.replace(value, **{path[0]: _unescape_at(inner, path[1:])})
+
+
+def _values(array: pa.Array, column: Column) -> list[Any]:
+    if array.null_count == len(array):
+        return [None] * len(array)
+    if column.children:
+        return _struct_values(array, column)
+    if pa.types.is_map(column.type):
+        return [None if v is None else dict(v) for v in array.to_pylist()]
+    if not (column.is_list and column.align and not pa.types.is_binary(column.type.value_type)):
+        values = array.to_pylist()
+        return [tuple(v) if isinstance(v, list) else v for v in values]
+    lists = flat(array)
+    values, bounds, valid = lists.numpy(), lists.offsets.tolist(), lists.valid.tolist()
+    if not column.nullable_items:
+        return [values[a:b] if ok else None for a, b, ok in zip(bounds, bounds[1:], valid, strict=False)]
+    known = lists.known
+    return [Known(values[a:b], known[a:b]) if ok else None for a, b, ok in zip(bounds, bounds[1:], valid, strict=False)]
+
+
+def _struct_values(array: pa.Array, column: Column) -> list[Any]:
+    lists: Flat | None = flat(array) if column.is_list else None
+    values = array if lists is None else lists.values
+    given = dict(zip([f.name for f in values.type], values.flatten(), strict=True))
+    children = {c.name: _values(given[c.name], c) for c in column.children if c.name in given}
+    kind, present = CLASSES[column.name], values.is_valid().to_pylist()
+    records = [kind(**{name: v[n] for name, v in children.items()}) if ok else None for n, ok in enumerate(present)]
+    if lists is None:
+        return records
+    bounds, valid = lists.offsets.tolist(), lists.valid.tolist()
+    return [tuple(records[a:b]) if ok else None for a, b, ok in zip(bounds, bounds[1:], valid, strict=False)]

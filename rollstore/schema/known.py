@@ -1,0 +1,75 @@
+"""Arrays in records: plain numpy where every value is known, a (values, known) pair where single values may not be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+"""A one-dimensional numpy array. Sequences are turned into one when a record is made."""
+
+
+class Known(NamedTuple):
+    """Values of which single ones may be unknown. What stands in `values` where `known` is false means nothing."""
+
+    values: Array
+    """[n]"""
+    known: npt.NDArray[np.bool_]
+    """bool [n]"""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def to_list(self) -> list[Any]:
+        """Python values, None where unknown."""
+        return [v if k else None for v, k in zip(self.values.tolist(), self.known.tolist(), strict=True)]
+
+
+def known(values: Any) -> Known:
+    """A pair from a pair, an array (all known) or a sequence with None for the unknown.
+
+    Integers stay integers, whatever is unknown; a float NaN is kept as it is (the writer turns it into unknown and
+    flags the row). Raises ValueError or TypeError on what is neither.
+    """
+    if isinstance(values, tuple) and len(values) == 2 and isinstance(values[1], np.ndarray) and values[1].dtype == bool:
+        pair: tuple[Any, npt.NDArray[np.bool_]] = values
+        return Known(np.asarray(pair[0]), pair[1])
+    if isinstance(values, np.ndarray):
+        return Known(values, np.ones(len(values), bool))
+    items = list(values)
+    mask = np.array([item is not None for item in items], bool)
+    return Known(np.array([0 if item is None else item for item in items]), mask)
+
+
+def settle(record: msgspec.Struct) -> None:
+    """Called when a record is made: sequences become arrays, lists of records tuples, unknowns a pair.
+
+    Values are not judged here: what does not fit the schema is reported by the writer, all of it at once.
+    """
+    for name, wanted, settled in _settled_fields(type(record)):
+        value = getattr(record, name)
+        if value is not None and not isinstance(value, wanted):
+            msgspec.structs.force_setattr(record, name, settled(value))
+
+
+@cache
+def _settled_fields(kind: type[msgspec.Struct]) -> list[tuple[str, type, Callable[[Any], Any]]]:
+    """(field, the type it shall have, how to get there) for the fields that callers may give in another shape."""
+    ways: dict[str, tuple[type, Callable[[Any], Any]]] = {
+        "Array": (np.ndarray, np.asarray),
+        "Known": (Known, known),
+        "tuple": (tuple, tuple),
+        "Mapping": (Mapping, dict),
+    }
+    fields: list[tuple[str, type, Callable[[Any], Any]]] = []
+    for name, annotation in kind.__annotations__.items():
+        way = ways.get(re.split(r"\W", annotation)[0])
+        if way is not None:
+            fields.append((name, *way))
+    return fields
