@@ -14,6 +14,7 @@ from rollstore.errors import (
     WriteError,
 )
 from rollstore.schema import Engine, Flag, Heads, Known, Numerics, Problem, Rollout, Sampler, Span, problems
+from rollstore.store.store import Store, open
 
 __version__ = "0.1.0"
 
@@ -32,9 +33,11 @@ __all__ = [
     "Sampler",
     "SchemaError",
     "Span",
+    "Store",
     "StoreError",
     "UnsupportedRecordError",
     "VersionError",
     "WriteError",
+    "open",
     "problems",
 ]

@@ -9,6 +9,7 @@ import pyarrow as pa
 from rollstore.schema import checks, fitting, preparing
 from rollstore.schema.column import SYSTEM_COLUMNS, VERSION, Column, Table
 from rollstore.schema.evaluations import EVALUATIONS
+from rollstore.schema.flat import Rows
 from rollstore.schema.from_arrow import from_table
 from rollstore.schema.known import Known
 from rollstore.schema.problem import Problem
@@ -46,8 +47,8 @@ def conform(data: pa.RecordBatch | pa.Table, table: str = "rollouts", *, unknown
 
 def problems(table: pa.Table, name: str = "rollouts") -> list[Problem]:
     """Every problem of the rows of a table, as data; wrong types included. Changes nothing, raises nothing."""
-    fitted, found = fitting.conformed(table, table_of(name), unknown="keep")
-    return [*found, *checks.problems(fitted, table_of(name))]
+    fitted = fitting.fit_table(table, table_of(name), unknown="keep")
+    return [*fitted.problems, *checks.problems(Rows(fitted.columns, fitted.count), table_of(name))]
 
 
 def prepare(data: pa.RecordBatch | pa.Table, table: str = "rollouts") -> pa.Table:

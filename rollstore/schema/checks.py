@@ -13,25 +13,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.schema.column import Column, Table
-from rollstore.schema.flat import Flat, Rows, flat
-from rollstore.schema.problem import Problem, at
+from rollstore.schema.flat import Flat, Rows, is_known
+from rollstore.schema.problem import Kind, Problem, at, first_of_each
 from rollstore.schema.rules import RULES
 
-__all__ = ["Problem", "problems"]
+FEW = 256
+"""Up to so many words it is quicker to look at each than to have Arrow make them unique."""
+
+REQUIRED = "a value: it is required"
 
 
-def problems(table: pa.Table, of: Table) -> list[Problem]:
-    """Every problem of a table whose types already are the schema's (see `conform`). An absent column is all null."""
+def problems(rows: Rows, of: Table) -> list[Problem]:
+    """Every problem of rows whose types already are the schema's (see `conform`). An absent column is all null."""
     found: list[Problem] = []
-    rows = Rows(table)
+    everywhere = np.arange(rows.count)
     for column in of.columns:
         array = rows.array(column.name)
         if array is not None:
             lists = rows.list(column.name) if column.is_list else None
-            found.extend(_column_problems(array, column, column.name, np.arange(rows.count), lists))
+            found.extend(_column_problems(array, column, column.name, everywhere, lists))
         elif column.required and rows.count:
-            everywhere = np.arange(rows.count)
-            found.extend(at(column.name, "null", everywhere, lambda _: "null", "a value: it is required"))
+            found.extend(at(column.name, "null", everywhere, "null", REQUIRED))
     if any(p.column in {"tokens", "action_mask"} and p.kind in {"null", "null_item"} for p in found):
         return found  # nothing can be aligned to a mask that is not there
     for check in RULES[of.name]:
@@ -42,45 +44,44 @@ def problems(table: pa.Table, of: Table) -> list[Problem]:
 def _column_problems(
     array: pa.Array, column: Column, path: str, rows: np.ndarray[Any, Any], lists: Flat | None
 ) -> Iterator[Problem]:
-    """Required, enums, bounds and null items of one column, then of its children. `rows` maps values to table rows."""
+    """Required, enums, bounds, NaN and null items of one column, then of its children. `rows` maps values to rows."""
     if column.required and array.null_count:
-        nulls = rows[array.is_null().to_numpy(zero_copy_only=False)]
-        yield from at(path, "null", nulls, lambda _: "null", "a value: it is required")
+        yield from at(path, "null", rows[~is_known(array)], "null", REQUIRED)
+    owner = None
     if lists is not None:
-        array, rows = lists.values, rows[lists.rows]
+        array, owner = lists.values, lists
         if array.null_count and not column.nullable_items:
-            nulls = rows[array.is_null().to_numpy(zero_copy_only=False)]
-            yield from at(path, "null_item", np.unique(nulls), lambda _: "a null in the list", "a value at every place")
-    if column.enum:
-        yield from _enum_problems(array, column, path, rows)
-    if column.minimum is not None:
-        yield from _bound_problems(array, column.minimum, path, rows)
+            nulls = lists.row_of(np.flatnonzero(~lists.known))
+            yield from at(path, "null_item", rows[nulls], "a null in the list", "a value at every place")
+    for kind, bad, wanted in _value_problems(array, column):
+        items = np.flatnonzero(bad)
+        owners = rows[items] if owner is None else rows[owner.row_of(items)]
+        first = first_of_each(owners, array.take(pa.array(items)).to_pylist())
+        yield from at(path, kind, owners, lambda r, f=first: repr(f[r]), wanted)
     if column.children:
+        places = rows if owner is None else rows[owner.rows]
         if array.null_count:
-            valid = array.is_valid()
-            array, rows = array.filter(valid), rows[valid.to_numpy(zero_copy_only=False)]
-        for child, values in zip(column.children, array.flatten(), strict=True):
+            places, array = places[is_known(array)], array.drop_null()
+        for child, values in zip(column.children, array.flatten(), strict=False):
             if child.required or values.null_count < len(values):
-                inner = flat(values) if child.is_list else None
-                yield from _column_problems(values, child, f"{path}.{child.name}", rows, inner)
+                inner = Flat(values) if child.is_list else None
+                yield from _column_problems(values, child, f"{path}.{child.name}", places, inner)
 
 
-def _bound_problems(values: pa.Array, minimum: int, path: str, rows: np.ndarray[Any, Any]) -> Iterator[Problem]:
-    least = pc.min(values).as_py()
-    if least is None or least >= minimum:
-        return
-    low = pc.less(values, pa.scalar(minimum, values.type)).fill_null(False)
-    low_rows = rows[low.to_numpy(zero_copy_only=False)]
-    first = dict(zip(low_rows[::-1].tolist(), values.filter(low).to_pylist()[::-1], strict=True))
-    kind = "negative" if minimum == 0 else "too_small"
-    yield from at(path, kind, sorted(first), lambda r: str(first[r]), f"at least {minimum}")
-
-
-def _enum_problems(values: pa.Array, column: Column, path: str, rows: np.ndarray[Any, Any]) -> Iterator[Problem]:
-    strange = [word for word in pc.unique(values).to_pylist() if word is not None and word not in column.enum]
-    if strange:
-        bad = pc.is_in(values, value_set=pa.array(strange, pa.string()))
-        bad_rows = rows[bad.to_numpy(zero_copy_only=False)]
-        first = dict(zip(bad_rows[::-1].tolist(), values.filter(bad).to_pylist()[::-1], strict=True))
-        wanted = "one of " + ", ".join(column.enum)
-        yield from at(path, "unknown_enum", sorted(first), lambda r: repr(first[r]), wanted)
+def _value_problems(values: pa.Array, column: Column) -> Iterator[tuple[Kind, np.ndarray[Any, Any], str]]:
+    """(kind, which values, what is wanted) of the values [n] of one column or list."""
+    if column.enum:
+        words = values if len(values) <= FEW else pc.unique(values)
+        strange = [word for word in set(words.to_pylist()) if word is not None and word not in column.enum]
+        if strange:
+            bad = pc.is_in(values, value_set=pa.array(strange, pa.string()))
+            yield "unknown_enum", bad.to_numpy(zero_copy_only=False), "one of " + ", ".join(column.enum)
+    if column.minimum is not None and values.null_count < len(values):
+        numbers = (values.fill_null(column.minimum) if values.null_count else values).to_numpy(zero_copy_only=False)
+        if numbers.min() < column.minimum:
+            kind: Kind = "negative" if column.minimum == 0 else "too_small"
+            yield kind, numbers < column.minimum, f"at least {column.minimum}"
+    if pa.types.is_floating(values.type):
+        nan = np.isnan(values.to_numpy(zero_copy_only=False))  # a null is NaN there too
+        if np.count_nonzero(nan) > values.null_count:
+            yield "nan", nan & is_known(values), "a number, or null where it is not known"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,6 +16,9 @@ Align = Literal["T", "A", "H", "S", "R"]
 
 ID_KEY = b"PARQUET:field_id"
 """Where the permanent id stands in a field's metadata. Parquet writers carry it into the file as the field id."""
+
+
+_SHORT = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,21 @@ class Column:
     @cached_property
     def is_list(self) -> bool:
         return pa.types.is_list(self.type)
+
+    @cached_property
+    def item(self) -> Column:
+        """What one place of the list holds."""
+        return replace(self, type=self.type.value_type, required=False, align=None)
+
+    def nulls(self, count: int) -> pa.Array:
+        """`count` nulls. Short ones are slices of one array: most columns of most calls are absent."""
+        if count > _SHORT:
+            return pa.nulls(count, self.type)
+        return self._nulls.slice(0, count)
+
+    @cached_property
+    def _nulls(self) -> pa.Array:
+        return pa.nulls(_SHORT, self.type)
 
 
 @dataclass(frozen=True, kw_only=True)

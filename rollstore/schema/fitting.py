@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rollstore.errors import SchemaError
 from rollstore.schema.column import SYSTEM_COLUMNS, Column, Table
-from rollstore.schema.flat import flat, plain
+from rollstore.schema.encodings import decoded, decoded_deep, is_plain
+from rollstore.schema.flat import Flat, is_known, plain
+from rollstore.schema.leaves import fit_leaf
 from rollstore.schema.problem import Problem, at
+
+t = pa.types
+
+
+@dataclass(kw_only=True)
+class Fitted:
+    """Columns in the newest schema's types, before they are a table again."""
+
+    count: int
+    columns: dict[str, pa.Array] = field(default_factory=dict[str, pa.Array])
+    """Declared columns, and the store's own, that are not all null."""
+    extra: dict[str, pa.Array] = field(default_factory=dict[str, pa.Array])
+    """The others: the caller's x_ columns, and what a newer minor version has added."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+    """What did not fit; it is null in `columns`."""
+
+
+def assembled(fitted: Fitted, of: Table) -> pa.Table:
+    """One table: the declared columns, the others, the store's own last."""
+    present, count = fitted.columns, fitted.count
+    arrays = [present[c.name] if c.name in present else c.nulls(count) for c in (*of.columns, *SYSTEM_COLUMNS)]
+    kept_types = all(a.type.equals(c.type) for a, c in zip(arrays, (*of.columns, *SYSTEM_COLUMNS), strict=True))
+    if not fitted.extra and kept_types:
+        return pa.Table.from_arrays(arrays, schema=of.arrow_schema)
+    fields = [c.field.with_type(a.type) for a, c in zip(arrays, (*of.columns, *SYSTEM_COLUMNS), strict=True)]
+    place = len(of.columns)
+    fields[place:place] = [pa.field(name, array.type) for name, array in fitted.extra.items()]
+    arrays[place:place] = fitted.extra.values()
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=of.arrow_schema.metadata))
 
 
 def conform(data: pa.RecordBatch | pa.Table, of: Table, *, unknown: str = "refuse") -> pa.Table:
@@ -21,106 +52,132 @@ def conform(data: pa.RecordBatch | pa.Table, of: Table, *, unknown: str = "refus
     With `unknown="keep"` other columns are kept too, as a reader of a newer minor version wants; otherwise they are
     problems. Raises SchemaError with every column that does not fit.
     """
-    table, found = conformed(data, of, unknown=unknown)
-    if found:
-        raise SchemaError(found)
-    return table
+    if isinstance(data, pa.Table) and data.schema.equals(of.arrow_schema, check_metadata=True):
+        return data
+    fitted = fit_table(data, of, unknown=unknown)
+    if fitted.problems:
+        raise SchemaError(fitted.problems)
+    return assembled(fitted, of)
 
 
-def conformed(data: pa.RecordBatch | pa.Table, of: Table, *, unknown: str = "refuse") -> tuple[pa.Table, list[Problem]]:
-    """As `conform`, with the problems returned; a value that does not fit is null in the table."""
-    found: list[Problem] = []
+def fit_table(data: pa.RecordBatch | pa.Table, of: Table, *, unknown: str = "refuse") -> Fitted:
+    """Every column in its type, and the problems met on the way."""
+    if not isinstance(data, pa.RecordBatch | pa.Table):
+        raise TypeError(f"wanted a pyarrow Table or RecordBatch, got {type(data).__name__}")
+    fitted = Fitted(count=data.num_rows)
+    found = fitted.problems
     names = data.schema.names
-    found.extend(
-        Problem(column=name, kind="repeated_column", row=None, found=f"{names.count(name)} columns", wanted="one")
-        for name in sorted({name for name in names if names.count(name) > 1})
-    )
-    given = {name: plain(array) for name, array in zip(names, data.columns, strict=True)}
+    given: dict[str, pa.ChunkedArray | pa.Array] = dict(zip(names, data.columns, strict=True))
+    for name in sorted({name for name in names if names.count(name) > 1} if len(given) < len(names) else ()):
+        repeated = f"{names.count(name)} columns"
+        found.append(Problem(column=name, kind="repeated_column", row=None, found=repeated, wanted="one"))
     rows = np.arange(data.num_rows)
-    arrays: list[pa.Array] = []
-    fields: list[pa.Field] = []
-
-    def put(field: pa.Field, array: pa.Array) -> None:
-        fields.append(field)
-        arrays.append(array)
-
-    for column in of.columns:
-        array = given.pop(column.name, None)
-        if array is None:
-            put(column.field, pa.nulls(data.num_rows, column.type))
-        else:
-            put(column.field, fit(array, column, column.name, rows, found, unknown))
-    system = [
-        (c.field, fit(given.pop(c.name, pa.nulls(data.num_rows)), c, c.name, rows, found, unknown))
-        for c in SYSTEM_COLUMNS
-    ]
-    for name, array in given.items():
-        if name.startswith("x_") or unknown == "keep":
-            put(pa.field(name, array.type), array)
-        else:
+    for column in (*of.columns, *SYSTEM_COLUMNS):
+        raw = given.pop(column.name, None)
+        if raw is not None and raw.null_count < len(raw):
+            array = _sound(raw, column.name, found)
+            if array is not None:
+                fitted.columns[column.name] = fit(array, column, column.name, rows, found, unknown)
+    for name, raw in given.items():
+        if not name.startswith("x_") and unknown != "keep":
+            what = "a column the schema does not know"
             found.append(
                 Problem(
-                    column=name,
-                    kind="unknown_column",
-                    row=None,
-                    found="a column the schema does not know",
-                    wanted="a declared name, or x_ in front",
+                    column=name, kind="unknown_column", row=None, found=what, wanted="a declared name, or x_ in front"
                 )
             )
-    for field, array in system:
-        put(field, array)
-    return pa.table(arrays, schema=pa.schema(fields, metadata=of.arrow_schema.metadata)), found
+            continue
+        array = _sound(raw, name, found)
+        if array is None or t.is_null(array.type):  # a column of nothing has no type to keep
+            continue
+        array = decoded_deep(array)
+        if is_plain(array.type):
+            fitted.extra[name] = array
+        else:
+            found.append(_wrong_type(name, raw.type, "a type that says what the values are"))
+    return fitted
+
+
+def _wrong_type(path: str, given: pa.DataType, wanted: str) -> Problem:
+    return Problem(column=path, kind="wrong_type", row=None, found=str(given), wanted=wanted)
+
+
+def _sound(raw: pa.ChunkedArray | pa.Array, path: str, found: list[Problem]) -> pa.Array | None:
+    """One whole array whose bytes are what its type says (offsets in bounds, texts UTF-8), or None with a problem."""
+    try:
+        raw.validate(full=True)
+    except pa.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        found.append(Problem(column=path, kind="invalid_data", row=None, found=reason, wanted="sound Arrow data"))
+        return None
+    try:
+        return plain(raw)
+    except pa.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        found.append(Problem(column=path, kind="too_large", row=None, found=reason, wanted="smaller calls"))
+        return None
 
 
 def fit(array: pa.Array, column: Column, path: str, rows: Any, found: list[Problem], unknown: str) -> pa.Array:
     """The array in the column's type; what does not fit is reported with its row and becomes null."""
     if array.type.equals(column.type):
         return array
-    if pa.types.is_null(array.type):
+    array = decoded(array)
+    if t.is_null(array.type):
         return pa.nulls(len(array), column.type)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if column.is_list and not pa.types.is_map(column.type):
+    if t.is_map(column.type):
+        return _fit_map(array, column, path, rows, found)
+    if column.is_list:
         return _fit_list(array, column, path, rows, found, unknown)
     if column.children:
         return _fit_struct(array, column, path, rows, found, unknown)
-    return _fit_leaf(array, column.type, path, rows, found)
+    return fit_leaf(array, column.type, path, rows, found)
+
+
+def _lists(array: pa.Array, column: Column, path: str, found: list[Problem]) -> Flat | None:
+    """The lists taken apart, or None with a problem."""
+    if not (t.is_list(array.type) or t.is_large_list(array.type) or t.is_map(array.type)):
+        found.append(_wrong_type(path, array.type, str(column.type)))
+        return None
+    lists = Flat(array)
+    if lists.offsets[-1] >= 2**31 - 1:
+        items = f"{lists.offsets[-1]} items"
+        found.append(Problem(column=path, kind="too_large", row=None, found=items, wanted="fewer than 2^31-1 a call"))
+        return None
+    return lists
 
 
 def _fit_list(array: pa.Array, column: Column, path: str, rows: Any, found: list[Problem], unknown: str) -> pa.Array:
-    type_ = array.type
-    if not (
-        pa.types.is_list(type_)
-        or pa.types.is_large_list(type_)
-        or pa.types.is_fixed_size_list(type_)
-        or pa.types.is_list_view(type_)
-    ):
-        found.append(Problem(column=path, kind="wrong_type", row=None, found=str(type_), wanted=str(column.type)))
+    lists = _lists(array, column, path, found)
+    if lists is None:
         return pa.nulls(len(array), column.type)
-    if pa.types.is_list_view(type_) or pa.types.is_fixed_size_list(type_):
-        array = array.cast(pa.large_list(type_.value_field))
-    lists = flat(array)
-    if lists.offsets[-1] >= 2**31 - 1:
-        found.append(
-            Problem(
-                column=path,
-                kind="too_large",
-                row=None,
-                found=f"{lists.offsets[-1]} items",
-                wanted="fewer than 2^31-1 in one call",
-            )
-        )
+    values = fit(lists.values, column.item, path, rows[lists.rows], found, unknown)
+    type_ = column.type if values.type.equals(column.type.value_type) else None  # a newer minor's struct has more
+    offsets = pa.array(lists.offsets, pa.int32())
+    return pa.ListArray.from_arrays(offsets, values, type=type_, mask=pa.array(~lists.valid))
+
+
+def _fit_map(array: pa.Array, column: Column, path: str, rows: Any, found: list[Problem]) -> pa.Array:
+    """A map, or a list of (key, value) structs, as some engines hand maps out. Both sides must be texts already."""
+    lists = _lists(array, column, path, found)
+    if lists is None:
         return pa.nulls(len(array), column.type)
-    item = Column(name="item", id=0, type=column.type.value_type, meaning="", children=column.children)
-    values = fit(lists.values, item, path, rows[lists.rows], found, unknown)
-    return pa.ListArray.from_arrays(
-        pa.array(lists.offsets, pa.int32()), values, type=column.type, mask=pa.array(~lists.valid)
-    )
+    entries = decoded(lists.values)
+    if not t.is_struct(entries.type) or entries.type.num_fields != 2:
+        found.append(_wrong_type(path, array.type, str(column.type)))
+        return pa.nulls(len(array), column.type)
+    entry_rows = rows[lists.rows]
+    keys, values = (fit_leaf(decoded(side), pa.string(), path, entry_rows, found) for side in entries.flatten())
+    if keys.null_count:
+        found.extend(at(path, "null_item", entry_rows[~is_known(keys)], "an entry without a key", "a key"))
+        keys = keys.fill_null("")
+    offsets = pa.array(lists.offsets, pa.int32())
+    return pa.MapArray.from_arrays(offsets, keys, values, type=column.type, mask=pa.array(~lists.valid))
 
 
 def _fit_struct(array: pa.Array, column: Column, path: str, rows: Any, found: list[Problem], unknown: str) -> pa.Array:
-    if not pa.types.is_struct(array.type):
-        found.append(Problem(column=path, kind="wrong_type", row=None, found=str(array.type), wanted="a struct"))
+    if not t.is_struct(array.type):
+        found.append(_wrong_type(path, array.type, "a struct"))
         return pa.nulls(len(array), column.type)
     given = dict(zip([f.name for f in array.type], array.flatten(), strict=True))
     fields = [child.field for child in column.children]
@@ -130,74 +187,14 @@ def _fit_struct(array: pa.Array, column: Column, path: str, rows: Any, found: li
         else pa.nulls(len(array), c.type)
         for c in column.children
     ]
+    fields = [f.with_type(child.type) for f, child in zip(fields, children, strict=True)]
     for name, values in given.items():
         if unknown == "keep":
             fields.append(pa.field(name, values.type))
             children.append(values)
         else:
+            what = "a field the schema does not know"
             found.append(
-                Problem(
-                    column=f"{path}.{name}",
-                    kind="unknown_column",
-                    row=None,
-                    found="a field the schema does not know",
-                    wanted="a declared name",
-                )
+                Problem(column=f"{path}.{name}", kind="unknown_column", row=None, found=what, wanted="a declared name")
             )
     return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
-
-
-def _fit_leaf(array: pa.Array, type_: pa.DataType, path: str, rows: Any, found: list[Problem]) -> pa.Array:
-    if pa.types.is_timestamp(type_) and pa.types.is_timestamp(array.type) and array.type.tz is None:
-        naive = rows[array.is_valid().to_numpy(zero_copy_only=False)]
-        found.extend(
-            at(path, "naive_timestamp", np.unique(naive), lambda _: "a time without a zone", "a zone, as +00:00")
-        )
-        return pa.nulls(len(array), type_)
-    if pa.types.is_boolean(type_) and pa.types.is_integer(array.type):
-        bad = pc.invert(pc.is_in(array, value_set=pa.array([0, 1, None], array.type))).to_numpy(zero_copy_only=False)
-        first = dict(zip(rows[bad][::-1].tolist(), array.filter(pa.array(bad)).to_pylist()[::-1], strict=True))
-        found.extend(at(path, "not_boolean", sorted(first), lambda r: str(first[r]), "0 or 1, false or true"))
-        return array.cast(pa.bool_())
-    if _same_family(array.type, type_):
-        try:
-            return array.cast(type_, safe=True)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return _cast_each(array, type_, path, rows, found)
-    found.append(Problem(column=path, kind="wrong_type", row=None, found=str(array.type), wanted=str(type_)))
-    return pa.nulls(len(array), type_)
-
-
-def _same_family(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Casts that a caller would not call a conversion: between integers, between floats, integer to float, texts."""
-    t = pa.types
-    if t.is_integer(wanted):
-        return t.is_integer(given)
-    if t.is_floating(wanted):
-        return t.is_floating(given) or t.is_integer(given)
-    if t.is_string(wanted):
-        return t.is_string(given) or t.is_large_string(given) or t.is_string_view(given)
-    if t.is_binary(wanted):
-        return (
-            t.is_binary(given) or t.is_large_binary(given) or t.is_binary_view(given) or t.is_fixed_size_binary(given)
-        )
-    if t.is_timestamp(wanted):
-        return t.is_timestamp(given)
-    if t.is_map(wanted):
-        return t.is_map(given) or (t.is_list(given) and t.is_struct(given.value_type))
-    return given == wanted
-
-
-def _cast_each(array: pa.Array, type_: pa.DataType, path: str, rows: Any, found: list[Problem]) -> pa.Array:
-    """Cast value by value, after a cast of the whole failed, to name the rows."""
-    bad: dict[int, str] = {}
-    out: list[Any] = []
-    for number in range(len(array)):
-        one = array.slice(number, 1)
-        try:
-            out.append(one.cast(type_, safe=True)[0])
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            out.append(pa.scalar(None, type_))
-            bad.setdefault(int(rows[number]), str(one[0]))
-    found.extend(at(path, "out_of_range", sorted(bad), lambda r: bad[r], f"a value of {type_}"))
-    return pa.array([scalar.as_py() for scalar in out], type_)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array, whatever the chunks."""
-    if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column
+    """One array, whatever the chunks. Raises ArrowInvalid where the whole is too large for one."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        raise pa.ArrowInvalid("more bytes than one array of this type can hold")
+    return whole
+
+
+def is_known(array: pa.Array) -> Bools:
+    """bool [n]: false where the value is null."""
+    if not array.null_count:
+        return np.ones(len(array), bool)
+    return array.is_valid().to_numpy(zero_copy_only=False)
 
 
 class Flat:
@@ -25,31 +41,45 @@ class Flat:
     """
 
     def __init__(self, array: pa.Array) -> None:
-        self.valid = array.is_valid().to_numpy(zero_copy_only=False)
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-        self.offsets = np.zeros(len(array) + 1, np.int64)
-        np.cumsum(lengths, out=self.offsets[1:])
-        self.values: pa.Array = array.flatten()
+        self.valid = is_known(array)
+        ends = array.offsets.to_numpy().astype(np.int64)
+        if array.null_count and np.diff(ends)[~self.valid].any():  # nulls over items that are nobody's
+            lengths = np.where(self.valid, np.diff(ends), 0)
+            self.offsets: Ints = np.zeros(len(array) + 1, np.int64)
+            np.cumsum(lengths, out=self.offsets[1:])
+            self.values: pa.Array = array.flatten()
+        else:
+            self.offsets = ends - ends[0]
+            self.values = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
 
     @cached_property
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def lengths(self) -> Ints:
         """int64 [n]; 0 where the list is null."""
         return np.diff(self.offsets)
 
     @cached_property
-    def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def rows(self) -> Ints:
         """int64 [items]: the row each item belongs to."""
         return np.repeat(np.arange(len(self.valid)), self.lengths)
 
     @cached_property
-    def known(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def known(self) -> Bools:
         """bool [items]: false where the item is null."""
-        return self.values.is_valid().to_numpy(zero_copy_only=False)
+        return is_known(self.values)
 
-    def numpy(self, missing: Any = 0) -> np.ndarray[Any, Any]:
+    def numpy(self, missing: Any = 0) -> npt.NDArray[Any]:
         """The items [items] with nulls replaced by `missing`; look at `known` before believing one."""
         values = self.values.fill_null(missing) if self.values.null_count else self.values
         return values.to_numpy(zero_copy_only=False)
+
+    def totals(self, values: npt.NDArray[Any]) -> Ints:
+        """int64 [n]: the sum of `values` [items] over each row; right for empty rows, wherever they stand."""
+        sums = running_sum(values)
+        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+
+    def row_of(self, items: Any) -> Ints:
+        """int64: the row of each of some items, for when they are few."""
+        return np.searchsorted(self.offsets, items, side="right") - 1
 
 
 def flat(column: pa.ChunkedArray | pa.Array) -> Flat:
@@ -57,15 +87,29 @@ def flat(column: pa.ChunkedArray | pa.Array) -> Flat:
     return Flat(plain(column))
 
 
-class Rows:
-    """A table seen column by column; each column is taken apart once, when first asked for."""
+def running_sum(values: npt.NDArray[Any]) -> Ints:
+    """int64 [n + 1]: sums of the first 0, 1, ... n values."""
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        self.count = table.num_rows
-        self._columns = dict(zip(table.schema.names, table.columns, strict=True))
+
+class Rows:
+    """A table seen column by column; each column is taken apart once, when first asked for.
+
+    From a table, or from arrays of `count` rows by name.
+    """
+
+    def __init__(self, data: pa.Table | pa.RecordBatch | Mapping[str, pa.Array], count: int | None = None) -> None:
+        self._columns: Mapping[str, Any]
+        if isinstance(data, Mapping):
+            self._columns, self.count = data, count or 0
+        else:
+            self._columns = dict(zip(data.schema.names, data.columns, strict=True))
+            self.count = data.num_rows
         self._arrays: dict[str, pa.Array | None] = {}
-        self._flat: dict[str, Flat] = {}
+        self._flat: dict[str, Flat | None] = {}
+        self._children: dict[str, dict[str, pa.Array]] = {}
 
     def array(self, name: str) -> pa.Array | None:
         """The column, or None where it is absent or all null."""
@@ -79,20 +123,62 @@ class Rows:
         """The list column flattened, or None where it is absent or all null."""
         if name not in self._flat:
             array = self.array(name)
-            if array is None:
-                return None
-            self._flat[name] = flat(array)
+            self._flat[name] = None if array is None else Flat(array)
         return self._flat[name]
 
-    def numbers(self, name: str, missing: Any = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
+    def numbers(self, name: str, missing: Any = 0) -> tuple[npt.NDArray[Any], Bools] | None:
         """(values [rows], known [rows]) of a scalar column, or None where it is absent or all null."""
         array = self.array(name)
         if array is None:
             return None
-        known = array.is_valid().to_numpy(zero_copy_only=False)
-        return array.fill_null(missing).to_numpy(zero_copy_only=False), known
+        filled = array.fill_null(missing) if array.null_count else array
+        return filled.to_numpy(zero_copy_only=False), is_known(array)
+
+    def known(self, name: str) -> Bools:
+        """bool [rows]: whether the column has a value there."""
+        array = self.array(name)
+        return np.zeros(self.count, bool) if array is None else is_known(array)
 
     def objects(self, name: str) -> list[Any]:
         """Python values of a scalar column, all None where it is absent."""
         array = self.array(name)
         return [None] * self.count if array is None else array.to_pylist()
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The columns, absent ones left out."""
+        return list(self._columns)
+
+    def children(self, name: str) -> dict[str, pa.Array]:
+        """The fields of a list of structs, over all items."""
+        if name not in self._children:
+            lists = self.list(name)
+            values = (
+                [] if lists is None else zip([f.name for f in lists.values.type], lists.values.flatten(), strict=True)
+            )
+            self._children[name] = dict(values)
+        return self._children[name]
+
+    @cached_property
+    def overridden(self) -> set[str]:
+        """Fields that some span has a value in."""
+        return {name for name, values in self.children("spans").items() if values.null_count < len(values)}
+
+    @cached_property
+    def drawn(self) -> Bools:
+        """bool [tokens]: action_mask over all rows; a null in it counts as no action."""
+        mask = self.list("action_mask")
+        return np.zeros(0, bool) if mask is None else mask.numpy(False)
+
+    @cached_property
+    def drawn_before(self) -> Ints:
+        """int64 [tokens + 1]: actions before each token of all rows."""
+        return running_sum(self.drawn)
+
+    @cached_property
+    def actions(self) -> Ints:
+        """int64 [rows]: how many tokens of each row are actions."""
+        mask = self.list("action_mask")
+        if mask is None:
+            return np.zeros(self.count, np.int64)
+        return self.drawn_before[mask.offsets[1:]] - self.drawn_before[mask.offsets[:-1]]

@@ -13,7 +13,7 @@ from rollstore.schema.flat import Flat, flat, plain
 from rollstore.schema.known import Known
 from rollstore.schema.rollouts import ROLLOUTS
 from rollstore.schema.structs import Flag, Heads, Rollout, Sampler
-from rollstore.schema.text import AS_JSON, ESCAPED, unescape
+from rollstore.schema.text import AS_JSON, ESCAPED, from_json, unescape
 from rollstore.schema.to_arrow import CLASSES
 
 
@@ -72,7 +72,7 @@ def _undo_flags(row: dict[str, Any]) -> None:
 
 
 def _parsed(values: Mapping[str, Any], json_at: set[int | None], first: int) -> dict[str, Any]:
-    return {k: msgspec.json.decode(v) if n in json_at else v for n, (k, v) in enumerate(values.items(), first)}
+    return {k: from_json(v) if n in json_at else v for n, (k, v) in enumerate(values.items(), first)}
 
 
 def _unescape_at(value: Any, path: list[str]) -> Any:

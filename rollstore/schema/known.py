@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,14 +37,30 @@ def known(values: Any) -> Known:
     Integers stay integers, whatever is unknown; a float NaN is kept as it is (the writer turns it into unknown and
     flags the row). Raises ValueError or TypeError on what is neither.
     """
-    if isinstance(values, tuple) and len(values) == 2 and isinstance(values[1], np.ndarray) and values[1].dtype == bool:
-        pair: tuple[Any, npt.NDArray[np.bool_]] = values
-        return Known(np.asarray(pair[0]), pair[1])
-    if isinstance(values, np.ndarray):
+    if isinstance(values, Known) or (isinstance(values, tuple) and len(values) == 2 and _are_columns(*values)):
+        return Known(array(values[0]), np.asarray(values[1], bool))
+    if isinstance(values, np.ndarray) and values.dtype != object:
         return Known(values, np.ones(len(values), bool))
     items = list(values)
     mask = np.array([item is not None for item in items], bool)
-    return Known(np.array([0 if item is None else item for item in items]), mask)
+    return Known(array([0 if item is None else item for item in items]), mask)
+
+
+def _are_columns(values: Any, marks: Any) -> bool:
+    """Whether two things are a column and its marks, and not two numbers."""
+    return isinstance(values, np.ndarray | list) and isinstance(marks, np.ndarray | list)
+
+
+def array(values: Any) -> Array:
+    """A numpy array of a sequence. Integers too wide for any one dtype stay Python's, for the writer to report."""
+    made = np.asarray(values)
+    if made.dtype == np.float64 and isinstance(values, list | tuple) and _all_integers(values):
+        return np.array(values, object)
+    return made
+
+
+def _all_integers(values: Any) -> bool:
+    return len(values) > 0 and all(isinstance(value, int | np.integer) for value in values)
 
 
 def settle(record: msgspec.Struct) -> None:
@@ -54,7 +70,7 @@ def settle(record: msgspec.Struct) -> None:
     """
     for name, wanted, settled in _settled_fields(type(record)):
         value = getattr(record, name)
-        if value is not None and not isinstance(value, wanted):
+        if value is not None and (not isinstance(value, wanted) or wanted is Known):
             msgspec.structs.force_setattr(record, name, settled(value))
 
 
@@ -62,10 +78,9 @@ def settle(record: msgspec.Struct) -> None:
 def _settled_fields(kind: type[msgspec.Struct]) -> list[tuple[str, type, Callable[[Any], Any]]]:
     """(field, the type it shall have, how to get there) for the fields that callers may give in another shape."""
     ways: dict[str, tuple[type, Callable[[Any], Any]]] = {
-        "Array": (np.ndarray, np.asarray),
+        "Array": (np.ndarray, array),
         "Known": (Known, known),
         "tuple": (tuple, tuple),
-        "Mapping": (Mapping, dict),
     }
     fields: list[tuple[str, type, Callable[[Any], Any]]] = []
     for name, annotation in kind.__annotations__.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 ESCAPED = "text_escaped"
 """Flag: the texts of that column had lone surrogates; there `\\` stands as `\\\\` and a surrogate as `\\uXXXX`."""
@@ -17,20 +20,46 @@ _ESCAPED = re.compile(r"\\(\\|u[0-9a-f]{4})")
 
 
 def escape(value: Any) -> Any:
+    """A text, or every text inside a mapping or sequence, as UTF-8 can hold it."""
     if isinstance(value, str):
         return _TO_ESCAPE.sub(lambda m: "\\\\" if m[0] == "\\" else f"\\u{ord(m[0]):04x}", value)
     if isinstance(value, Mapping):
         return {escape(k): escape(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(escape(v) for v in value)
+        return type(value)(escape(v) for v in value)
     return value
 
 
 def unescape(value: Any) -> Any:
+    """What `escape` was given."""
     if isinstance(value, str):
         return _ESCAPED.sub(lambda m: "\\" if m[1] == "\\" else chr(int(m[1][1:], 16)), value)
     if isinstance(value, Mapping):
         return {unescape(k): unescape(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(unescape(v) for v in value)
+        return type(value)(unescape(v) for v in value)
     return value
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON that reads back as the same value (a tuple as a list). Raises TypeError or ValueError otherwise."""
+    return json.dumps(_native(value), allow_nan=False)
+
+
+def from_json(text: str) -> Any:
+    """What `to_json` was given; integers of any size stay exact."""
+    return json.loads(text)
+
+
+def _native(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return _native(value.item())
+    if isinstance(value, list | tuple):
+        return [_native(v) for v in value]
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a mapping with keys that are no texts")
+        return {key: _native(v) for key, v in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a {type(value).__name__}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rollstore.schema.flat import Rows
 from rollstore.schema.problem import Problem
-from rollstore.schema.rules import heads, lengths, spans, values
+from rollstore.schema.rules import evaluations, heads, keys, lengths, spans, times, values
 
 Rule = Callable[[Rows], Iterator[Problem]]
 
@@ -16,18 +16,20 @@ RULES: dict[str, list[Rule]] = {
         lengths.position_zero,
         lengths.head_lengths,
         lengths.flat_counts,
+        lengths.routing,
         heads.heads,
+        heads.support,
         spans.spans,
-        values.time_order,
+        times.rollout_times,
         values.versions,
         values.reward,
         values.ending,
-        values.keys,
+        keys.keys,
         values.fork,
         values.vocabulary,
         values.repeated_id,
     ],
     "scores": [values.score],
-    "evaluations": [lengths.evaluation],
-    "uses": [],
+    "evaluations": [evaluations.evaluation],
+    "uses": [evaluations.use, times.use_times],
 }

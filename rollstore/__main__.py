@@ -1,0 +1,5 @@
+"""`python -m rollstore` is `rollstore`."""
+
+from rollstore.cli import main
+
+main()

@@ -1,0 +1,199 @@
+"""TokenBatch: flat tensors over a packed batch. T tokens, A actions, B rows (segments), H head entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from rollstore.usable import Transform
+
+
+class Kind(IntEnum):
+    """Codes of `behavior_kind` and `head_kind`: the words of the schema's `logprob_kind`."""
+
+    behavior = 0
+    tempered = 1
+    raw = 2
+    unknown = 3
+
+
+class Ending(IntEnum):
+    """Codes of `ending`: the words of the schema."""
+
+    terminated = 0
+    truncated = 1
+    continued = 2
+    aborted = 3
+    unknown = 4
+
+
+RESHAPED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+REMOVED = ("bad_words", "min_tokens", "grammar")
+PENALTY_BITS = {name: 1 << bit for bit, name in enumerate((*RESHAPED, *REMOVED, "not_honoured", "unrecorded"))}
+"""Bits of `penalties`: the settings beside temperature and filters, then a sampler not honoured or not recorded."""
+
+
+class Heads(NamedTuple):
+    """Top-k heads of the behavior distribution. tokens [H] int64, logprobs [H] float32, counts [A] int64."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    counts: Tensor
+
+
+class Support(NamedTuple):
+    """Tokens that the filters kept. tokens [S] int64, counts [A] int64; 0 where no support was recorded."""
+
+    tokens: Tensor
+    counts: Tensor
+
+
+class Routing(NamedTuple):
+    """Routed experts. experts [R] int32 flat over (token, layer, choice); start, rows, layers, k [B] int64."""
+
+    experts: Tensor
+    start: Tensor
+    rows: Tensor
+    layers: Tensor
+    k: Tensor
+
+
+class Counts(NamedTuple):
+    """What a whole step divides by, seen from one of its batches; made by `rollstore.losses.with_counts`.
+
+    tokens, segments, rollouts, prompts [] : summed weight, and how many have weight. all_segments, all_rollouts,
+    all_prompts []: how many there are. segment_tokens, rollout_tokens, prompt_tokens [B]: summed weight of the unit
+    that each row belongs to. scale []: what every loss is multiplied by, for a trainer that averages afterwards.
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    rollouts: Tensor
+    prompts: Tensor
+    all_segments: Tensor
+    all_rollouts: Tensor
+    all_prompts: Tensor
+    segment_tokens: Tensor
+    rollout_tokens: Tensor
+    prompt_tokens: Tensor
+    scale: Tensor
+
+
+UNTOUCHED = Transform()
+"""A trainer that takes log-probs of its plain logits."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenBatch:
+    """A packed batch. Frozen: `dataclasses.replace` sets a column.
+
+    What is missing is never a filler: a log-prob that was not recorded is NaN and `valid` is False there, a reward
+    that was not given is NaN, an integer that is unknown is 0 beside a False in its mask. -inf stays -inf.
+    """
+
+    rollout_ids: list[str]
+    """B ids, one a row"""
+    tokens: Tensor
+    """int64 [T]"""
+    cu_seqlens: Tensor
+    """int32 [B + 1]: where each row begins in `tokens`"""
+    position_ids: Tensor
+    """int64 [T]: position within the row"""
+    action_index: Tensor
+    """int64 [A]: where in `tokens` each action stands"""
+    logit_index: Tensor
+    """int64 [A]: where its logits stand"""
+    sequence: Tensor
+    """int64 [A]: its row"""
+    rollout: Tensor
+    """int64 [B]: dense index; segments of one rollout share it"""
+    segment: Tensor
+    """int64 [B]: segment within the rollout"""
+    group: Tensor
+    """int64 [B]: id of the prompt group (run_id, step, group_id), the same on every rank; a rollout without a group
+    has one of its own"""
+    group_size: Tensor
+    """int64 [B]: members asked for; 0 when not recorded"""
+    behavior_logprobs: Tensor
+    """float32 [A]: nats; NaN where missing, -inf kept"""
+    valid: Tensor
+    """bool [A]: a finite behavior log-prob was recorded"""
+    behavior_kind: Tensor
+    """int8 [A]: a `Kind`"""
+    head_kind: Tensor
+    """int8 [A]: a `Kind`"""
+    transformed: Tensor
+    """bool [A]: a filter, penalty or constraint changed the support or the shape"""
+    temperature: Tensor
+    """float32 [A]: NaN where not recorded"""
+    top_k: Tensor
+    """int64 [A]: 0 keeps all"""
+    top_p: Tensor
+    """float32 [A]: 1 keeps all"""
+    min_p: Tensor
+    """float32 [A]: 0 keeps all"""
+    penalties: Tensor
+    """int16 [A]: set of `PENALTY_BITS`"""
+    weight_versions: Tensor
+    """int64 [A]"""
+    version_known: Tensor
+    """bool [A]"""
+    rewards: Tensor
+    """float64 [B]: the outcome of the row's rollout, on each of its segments; NaN when unscored"""
+    weights: Tensor
+    """float32 [A]: weight in the loss; 0 leaves the action out of numerator and denominator"""
+    bootstrap: Tensor
+    """int8 [B]: 1 the return goes on past the end, 0 it does not, -1 not known"""
+    ending: Tensor
+    """int8 [B]: an `Ending`"""
+    trainer_transform: Transform = UNTOUCHED
+    """what was applied to the trainer's own logits before any log-prob that is given with this batch"""
+    anchor_logprobs: Tensor | None = None
+    """float [A]: the trainer policy frozen while this batch is consumed"""
+    reference_logprobs: Tensor | None = None
+    """float [A]"""
+    values: Tensor | None = None
+    """float [A]: V just before each action"""
+    final_values: Tensor | None = None
+    """float [B]: V after the last token; NaN where missing"""
+    heads: Heads | None = None
+    support: Support | None = None
+    routed_experts: Routing | None = None
+    action_rewards: Tensor | None = None
+    """float [A]: dense rewards, beside the outcome"""
+    advantages: Tensor | None = None
+    """float [A]"""
+    returns: Tensor | None = None
+    """float [A]"""
+    signal: Tensor | None = None
+    """bool [B]: the row's group has advantages that are not all zero"""
+    counts: Counts | None = None
+    """what the whole step divides by; None: this batch is the whole step"""
+    signal_counts: Counts | None = None
+    """the same over groups with signal"""
+
+    @property
+    def rows(self) -> int:
+        """B"""
+        return len(self.rollout_ids)
+
+    @property
+    def actions(self) -> int:
+        """A"""
+        return self.action_index.shape[0]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same batch with every tensor on `device`."""
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(device, non_blocking=non_blocking)
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*(move(item) for item in value))
+            return value
+
+        return type(self)(**{field.name: move(getattr(self, field.name)) for field in fields(self)})

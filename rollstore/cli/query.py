@@ -1,0 +1,207 @@
+"""SQL over a store, and the formats its answer is written in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rollstore.cli import console
+from rollstore.cli.arguments import AsJson, StorePath, examples
+from rollstore.cli.document import document, plain
+from rollstore.cli.text import visible
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+app = typer.Typer()
+
+_BATCH_ROWS = 10_000
+
+
+class Format(StrEnum):
+    """How the answer of a query is written."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    ARROW = "arrow"
+
+
+@contextmanager
+def connected(path: str, *, sandboxed: bool = True) -> Generator[DuckDBPyConnection]:
+    """A DuckDB connection with the views of a store. `sandboxed`: no files, network or extensions, settings locked."""
+    from rollstore.readers.duckdb import connect, lock
+    from rollstore.store.store import open as open_store
+
+    connection = connect(open_store(path))
+    try:
+        if sandboxed:
+            lock(connection)
+        yield connection
+    finally:
+        connection.close()
+
+
+@app.command(
+    epilog=examples(
+        'rollstore sql runs/math "select group_id, avg(reward) from rollouts group by all"',
+        "rollstore sql runs/math -f drift.sql --format csv > drift.csv",
+    )
+)
+def sql(
+    store: StorePath,
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="What to ask.", show_default=False)] = None,
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", metavar="FILE", help="Read the query from a file; - is stdin.")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="How the answer is written.")] = Format.TABLE,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Rows that a table shows; 0 shows all. Other formats write all.")
+    ] = 1000,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", metavar="", help="Let the query use files, the network and extensions.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask in SQL.
+
+    The views are rollouts, tokens, actions, spans, scores, evaluations, uses and groups.
+    Unless allowed, a query sees the store and nothing else: no files, no network, no extensions, no settings.
+    """
+    text = _query(query, file)
+    chosen = Format.JSON if as_json else form
+    if chosen is Format.ARROW and sys.stdout.isatty():
+        raise ValueError("--format arrow: wanted a file or a pipe as stdout, got a terminal")
+    with connected(store, sandboxed=not no_sandbox) as connection:
+        answer = ask(connection, text)
+        if chosen is Format.TABLE:
+            as_table(console.stdout(), answer, limit)
+        elif chosen is Format.CSV:
+            as_csv(answer)
+        elif chosen is Format.JSON:
+            as_document(answer)
+        elif chosen is Format.MARKDOWN:
+            as_markdown(answer)
+        else:
+            as_arrow(answer)
+
+
+def ask(connection: DuckDBPyConnection, query: str, **values: Any) -> pa.RecordBatchReader:
+    """The answer of a query (of the last one, if there are several), read as it is computed. `values` fill its $names.
+
+    Raises ValueError for a statement without an answer, duckdb.Error for what DuckDB refuses.
+    """
+    relation = connection.sql(query, params=values or None)
+    if relation is None:  # pyright: ignore[reportUnnecessaryComparison] # duckdb's types leave it out
+        raise ValueError("sql: wanted a query, got a statement without an answer")
+    return pa.RecordBatchReader.from_stream(relation)
+
+
+def _query(query: str | None, file: str | None) -> str:
+    if (query is None) == (file is None):
+        raise ValueError(f"sql: wanted a query or -f FILE, got {'neither' if query is None else 'both'}")
+    if file is None:
+        return query or ""
+    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+
+
+def rows(answer: pa.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
+    """The rows of an answer, as Python values."""
+    for batch in answer:
+        columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
+        yield from zip(*columns, strict=True)
+
+
+def as_table(out: Console, answer: pa.RecordBatchReader, limit: int) -> None:
+    """Print rows for a person, at most `limit` unless it is 0; a last line says when there are more."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for field in answer.schema:
+        right = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        table.add_column(Text(visible(field.name)), justify="right" if right else "left", overflow="fold")
+    found = rows(answer)
+    shown = list(islice(found, limit or None))
+    single = [pa.types.is_float32(field.type) for field in answer.schema]
+    for row in shown:
+        table.add_row(*(_shown(value, short) for value, short in zip(row, single, strict=True)))
+    console.put(out, table)
+    more = limit > 0 and next(found, None) is not None
+    count = f"{len(shown):,} row{'' if len(shown) == 1 else 's'}"
+    console.put(out, Text(f"the first {count}; --limit 0 shows all" if more else count, style="dim"))
+
+
+def as_csv(answer: pa.RecordBatchReader) -> None:
+    """Write RFC 4180 rows with a header: null is empty, lists and structs are JSON. A terminal gets escapes."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(answer.schema.names)
+    for n, row in enumerate(rows(answer), 1):
+        writer.writerow(["" if value is None else _cell(value) for value in row])
+        if n % _BATCH_ROWS == 0:
+            _flush(buffer)
+    _flush(buffer)
+
+
+def as_document(answer: pa.RecordBatchReader) -> None:
+    """Write a JSON list with one object a row. Raises ValueError where two columns have one name."""
+    names = answer.schema.names
+    if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
+        raise ValueError(f"sql: wanted distinct column names, got {twice!r} twice; name them with `as`")
+    between = "["
+    for row in rows(answer):
+        sys.stdout.write(f"{between}\n  {document(dict(zip(names, row, strict=True)), indent=None)}")
+        between = ","
+    sys.stdout.write("[]\n" if between == "[" else "\n]\n")
+
+
+def as_markdown(answer: pa.RecordBatchReader) -> None:
+    """Write a Markdown table."""
+
+    def line(cells: list[str]) -> None:
+        console.emit("| " + " | ".join(visible(cell).replace("|", "\\|") for cell in cells) + " |")
+
+    line(answer.schema.names)
+    line(["---"] * len(answer.schema.names))
+    for row in rows(answer):
+        line(["" if value is None else _cell(value) for value in row])
+
+
+def as_arrow(answer: pa.RecordBatchReader) -> None:
+    """Write an Arrow IPC stream."""
+    with pa.ipc.new_stream(sys.stdout.buffer, answer.schema) as sink:
+        for batch in answer:
+            sink.write_batch(batch)
+
+
+def _shown(value: Any, single: bool) -> Text:
+    """A value for a person; `single`: of single precision, whose digits as a double say nothing."""
+    if value is None:
+        return Text("null", style="dim")
+    return Text(str(np.float32(value)) if single else visible(_cell(value)))
+
+
+def _cell(value: Any) -> str:
+    simple = plain(value)
+    return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def _flush(buffer: io.StringIO) -> None:
+    text = buffer.getvalue()
+    sys.stdout.write(visible(text, keep="\n") if sys.stdout.isatty() else text)
+    buffer.seek(0)
+    buffer.truncate()

@@ -1,0 +1,99 @@
+"""Writes docs/cli.md, the reference of the command line, from the commands themselves.
+
+`python -m rollstore.cli.reference` writes it; with `--check` it writes nothing and exits 1 where it is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rollstore.cli import app, document, failure
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def reference() -> str:
+    """The whole page, in Markdown."""
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009 # no public type has it
+    lines = [
+        "# The command line",
+        "",
+        "Written by `python -m rollstore.cli.reference` from the commands: do not edit.",
+        "",
+        "`rollstore COMMAND --help` says the same at a terminal; `python -m rollstore` is `rollstore`.",
+        "A store is a path or a URL. Results go to stdout, progress and errors to stderr. Colour is for terminals,",
+        "unless `NO_COLOR` is set. What a model wrote never acts on the terminal: control and format characters are",
+        "written out, as `\\x1b`.",
+        "",
+        "| command | |",
+        "|---|---|",
+        *(f"| [`{name}`](#{name}) | {_first(command.help)} |" for name, command in commands.items()),
+        "",
+        "## Exit status",
+        "",
+        *_paragraphs(failure.__doc__),
+        "## JSON",
+        "",
+        *_paragraphs(document.__doc__),
+    ]
+    for name, command in commands.items():
+        lines += _command(name, command)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    yield from (f"## {name}", "", *_paragraphs(command.help))
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    usage = " ".join(p.metavar if p.required else f"[{p.metavar}]" for p in arguments)
+    yield from ("```", f"rollstore {name} [OPTIONS] {usage}", "```", "")
+    yield from ("| | | default |", "|---|---|---|")
+    for parameter in command.params:
+        yield _parameter(parameter)
+    _, *examples = (command.epilog or "").split("\n\n")
+    yield from ("", "```sh", *examples, "```", "")
+
+
+def _parameter(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"| `{parameter.metavar}` | {parameter.help} | {'required' if parameter.required else ''} |"
+    names = ", ".join(parameter.opts)
+    choices = getattr(parameter.type, "choices", None)
+    value = "" if parameter.is_flag else " " + ("\\|".join(map(_text, choices)) if choices else parameter.metavar)
+    default = "" if parameter.default in (None, False) else f"`{_text(parameter.default)}`"
+    return f"| `{names}{value}` | {parameter.help} | {'required' if parameter.required else default} |"
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _first(text: str) -> str:
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def _paragraphs(text: str | None) -> Iterator[str]:
+    yield from (text or "").strip().splitlines()
+    yield ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with `--check` say whether it is fresh."""
+    text = reference()
+    if DOCS.exists() and DOCS.read_text(encoding="utf-8") == text:
+        return 0
+    if "--check" in arguments:
+        print(f"{DOCS}: stale: run python -m rollstore.cli.reference")
+        return 1
+    DOCS.parent.mkdir(exist_ok=True)
+    DOCS.write_text(text, encoding="utf-8")
+    print(f"wrote {DOCS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""The commands that run a rollout again or hold two runs against each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from rollstore.cli import console
+from rollstore.cli.arguments import AsJson, OneSegment, RolloutId, StorePath, examples
+from rollstore.cli.document import document
+from rollstore.cli.failure import CHECK_FAILED
+from rollstore.cli.text import visible
+
+app = typer.Typer()
+
+# What an engine may call a dtype that torch knows by another name.
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_KNOWN_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@app.command(
+    epilog=examples(
+        "rollstore replay runs/math 31417 --model checkpoints/0",
+        "rollstore replay runs/math 31417 --model checkpoints/1 --against checkpoints/0",
+    )
+)
+def replay(
+    store: StorePath,
+    rollout_id: RolloutId,
+    model: Annotated[
+        str, typer.Option(metavar="PATH", help="The checkpoint to draw with: a transformers model.", show_default=False)
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The checkpoint that was recorded, for the margins its heads do not hold."),
+    ] = None,
+    segment: OneSegment = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of the weights. Unless given, the recorded one, else the checkpoint's own."),
+    ] = None,
+    weight_version: Annotated[
+        int | None, typer.Option(metavar="N", help="The version of --model, for the report.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Pad each forward pass to N rows, to repeat a batch's shape.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(metavar="NATS", min=0, help="How far rounding may move a margin.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a stored rollout again from its key.
+
+    Says where the new draw comes apart from the record, if it does.
+    Exit status 0 if every drawn token is the same, 1 if not. A rollout without a key cannot be drawn again: the model
+    scores its tokens instead, and the exit status is 1.
+    """
+    from rollstore.store.store import open as open_store
+
+    opened = open_store(store)
+    precision = dtype or _recorded_dtype(opened.get(rollout_id)) or "auto"
+    from rollstore.cli.transformers import model as load
+    from rollstore.replay.replay import replay as replayed
+
+    with console.progress("drawing again"):
+        report = replayed(
+            opened,
+            rollout_id,
+            load(model, precision),
+            segment=segment,
+            reference=None if against is None else load(against, precision),
+            weight_version=weight_version,
+            rows=rows,
+            tolerance=tolerance,
+        )
+    _report(report, as_json, same=report.identical)
+
+
+def _recorded_dtype(recorded: list[Any]) -> str | None:
+    """The dtype of the weights that drew, if the engine said it in a word that torch knows."""
+    for one in recorded:
+        numerics = one.engine.numerics if one.engine is not None else None
+        if numerics is not None and numerics.weights is not None:
+            name = _DTYPES.get(numerics.weights, numerics.weights.removeprefix("torch."))
+            return name if name in _KNOWN_DTYPES else None
+    return None
+
+
+def _report(report: Any, as_json: bool, *, same: bool) -> None:
+    if as_json:
+        console.emit(document(report))
+    else:
+        for line in report.lines():
+            console.emit(visible(line))
+    if not same:
+        raise typer.Exit(CHECK_FAILED)

@@ -1,0 +1,181 @@
+"""Which prompt groups carry signal, and why the others do not. A rollout counts once, however many segments it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from rollstore.batch import TokenBatch
+from rollstore.losses.units import dense, sum_by
+
+
+class Verdict(IntEnum):
+    """Why a group has the advantages it has."""
+
+    signal = 0
+    none = 1
+    """all rewards equal, up to the tolerance"""
+    below_floor = 2
+    """they differ by less than the scorer repeats itself"""
+    single = 3
+    """one scored member: nothing to compare with"""
+    unscored = 4
+    """no scored member"""
+    dropped = 5
+    """incomplete, and the caller drops such groups"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Groups:
+    """A report over the G groups of a batch, and where each row belongs. Tensors [G] unless said otherwise."""
+
+    ids: Tensor
+    """int64: the global group id"""
+    expected: Tensor
+    """int64: members asked for; 0 when not recorded"""
+    present: Tensor
+    """int64: scored members"""
+    failed: Tensor
+    """int64: members that are there without a score"""
+    unique: Tensor
+    """int64: different completions among all members that are there"""
+    tokens: Tensor
+    """float32: weight of its actions"""
+    mean: Tensor
+    """float64, over scored members; 0 without any"""
+    deviation: Tensor
+    """float64: standard deviation with the caller's ddof; 0 below two members"""
+    verdict: Tensor
+    """int8: a `Verdict`"""
+    row_group: Tensor
+    """int64 [B]: index of the row's group"""
+    scored: Tensor
+    """bool [B]: the row's rollout has a reward"""
+
+    @property
+    def missing(self) -> Tensor:
+        """int64: members that were asked for and never came."""
+        return torch.where(self.expected > 0, self.expected - self.present - self.failed, 0).clamp(min=0)
+
+    @property
+    def incomplete(self) -> Tensor:
+        """bool: fewer scored members than were asked for."""
+        return (self.expected > 0) & (self.present < self.expected)
+
+    @property
+    def identical(self) -> Tensor:
+        """bool: no signal because all completions are the same one, which no reward could tell apart."""
+        return (self.verdict == Verdict.none) & (self.unique == 1)
+
+    @property
+    def step_scale(self) -> Tensor:
+        """[]: groups / groups with signal: by how much `signal_groups(prompt_mean)` makes the step larger."""
+        with_signal = (self.verdict == Verdict.signal).sum()
+        return torch.where(with_signal > 0, len(self.verdict) / with_signal.clamp(min=1), 0)
+
+    def summary(self) -> dict[str, Tensor]:
+        """Counts [] by name: groups of each verdict, incomplete ones, and tokens in groups without signal."""
+        counts = {f"groups/{verdict.name}": (self.verdict == verdict).sum() for verdict in Verdict}
+        return {
+            "groups": torch.tensor(len(self.verdict)),
+            **counts,
+            "groups/incomplete": self.incomplete.sum(),
+            "groups/identical": self.identical.sum(),
+            "members/failed": self.failed.sum(),
+            "members/missing": self.missing.sum(),
+            "tokens": self.tokens.sum(),
+            "tokens/no_signal": self.tokens[self.verdict != Verdict.signal].sum(),
+            "step_scale": self.step_scale,
+        }
+
+
+def groups(
+    batch: TokenBatch,
+    *,
+    rewards: Tensor | None = None,
+    ddof: int = 1,
+    tolerance: float = 1e-6,
+    floor: Tensor | float | None = None,
+    drop_incomplete: bool = False,
+) -> Groups:
+    """Statistics of each group's rewards and what they are worth.
+
+    rewards [B]: instead of `batch.rewards`, for one component of a shaped total; NaN is unscored. tolerance: rewards
+    whose standard deviation is at most this share of the largest |reward| are equal. floor: standard deviation of the
+    scorer's repeats (`noise_floor`); None when it is not known, and then nothing is suppressed. A whole group must be
+    in the batch: a rank that holds one member cannot tell.
+    """
+    given = (batch.rewards if rewards is None else rewards).to(torch.float64)
+    ids, index = torch.unique(batch.group, return_inverse=True)
+    size = len(ids)
+    first = _first_rows(batch)
+    scored = first & ~given.isnan()
+    value = torch.where(scored, given, 0)
+    present = sum_by(scored.to(torch.int64), index, size)
+    mean = sum_by(value, index, size) / present.clamp(min=1)
+    spread = torch.where(scored, given - mean[index], 0)
+    deviation = (sum_by(spread.square(), index, size) / (present - ddof).clamp(min=1)).sqrt()
+    deviation = torch.where(present > 1, deviation, 0)
+    largest = torch.zeros(size, dtype=torch.float64, device=value.device).scatter_reduce(0, index, value.abs(), "amax")
+    expected = torch.zeros_like(present).scatter_reduce(0, index, batch.group_size, "amax")
+
+    verdict = torch.full((size,), int(Verdict.signal), dtype=torch.int8, device=value.device)
+    if floor is not None:
+        verdict[deviation < floor] = Verdict.below_floor
+    verdict[deviation <= tolerance * largest] = Verdict.none
+    verdict[present == 1] = Verdict.single
+    verdict[present == 0] = Verdict.unscored
+    if drop_incomplete:
+        verdict[(expected > 0) & (present < expected)] = Verdict.dropped
+    return Groups(
+        ids=ids,
+        expected=expected,
+        present=present,
+        failed=sum_by((first & given.isnan()).to(torch.int64), index, size),
+        unique=_unique(batch, index, size),
+        tokens=sum_by(batch.weights, index[batch.sequence], size),
+        mean=mean,
+        deviation=deviation,
+        verdict=verdict,
+        row_group=index,
+        scored=~given.isnan(),
+    )
+
+
+def noise_floor(repeats: Tensor) -> Tensor:
+    """Standard deviation (n - 1) of repeated scores of one answer [N] -> []; NaN (not known, not 0) below two."""
+    return repeats.to(torch.float64).std(correction=1) if len(repeats) > 1 else torch.tensor(torch.nan)
+
+
+def _first_rows(batch: TokenBatch) -> Tensor:
+    """bool [B]: one row a rollout."""
+    index, _ = dense(batch.rollout)
+    rows = torch.arange(batch.rows, device=index.device)
+    first = torch.full_like(rows, batch.rows).scatter_reduce(0, index, rows, "amin")
+    return first[index] == rows
+
+
+def _unique(batch: TokenBatch, group: Tensor, size: int) -> Tensor:
+    """int64 [size]: different action sequences of each group's rollouts, by a 64-bit fingerprint of each."""
+    rollout, _ = dense(batch.rollout)
+    of_action = rollout[batch.sequence]
+    order = torch.sort(batch.segment[batch.sequence], stable=True).indices
+    order = order[torch.sort(of_action[order], stable=True).indices]  # by rollout, then segment, then position
+    of_action = of_action[order]
+    lengths = torch.bincount(of_action, minlength=batch.rows)
+    place = torch.arange(len(order), device=order.device) - (torch.cumsum(lengths, 0) - lengths)[of_action]
+    mixed = _mix(batch.tokens[batch.action_index][order] + 1 + _mix(place + 1))
+    prints = _mix(sum_by(mixed, of_action, batch.rows) + lengths)
+    first = _first_rows(batch)
+    pairs = torch.unique(torch.stack([group[first], prints[rollout][first]]), dim=1)
+    return torch.bincount(pairs[0], minlength=size)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Scramble int64 values (the finaliser of splitmix64, arithmetic wraps)."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)

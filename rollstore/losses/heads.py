@@ -1,0 +1,88 @@
+"""Head entries [H] and the actions they belong to: tails, distances, and the coefficients of centring."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollstore.batch import TokenBatch
+from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.ratios import Metrics
+from rollstore.losses.units import sum_by
+
+TAIL = 1e-6
+"""A tail below this is rounding: a complete float32 head otherwise makes rho -1, 0 or infinite."""
+
+
+class Head(NamedTuple):
+    """The recorded head beside the trainer's log-probs at the same ids.
+
+    action [H]: which action; has [A]: the action has a head. q, p [H]: behavior and (detached) trainer probability.
+    log_q, log_p [H]: their logs, log_p with gradient. q_tail, p_tail [A]: mass outside, p_tail floored at 1e-6.
+    rho [A]: q_tail / p_tail, 0 where q_tail is at most 1e-6 (`complete` [A]).
+    """
+
+    action: Tensor
+    has: Tensor
+    q: Tensor
+    p: Tensor
+    log_q: Tensor
+    log_p: Tensor
+    q_tail: Tensor
+    p_tail: Tensor
+    rho: Tensor
+    complete: Tensor
+    metrics: Metrics
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over each action's head: values [H] -> [A]."""
+        return sum_by(values, self.action, self.has.shape[0])
+
+
+def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
+    """Put the trainer's log-probs [H] (with gradient) beside the recorded head; only `active` [A] is looked at.
+
+    Raises `UnsupportedRecordError` without heads, `ValueError` when the lengths differ.
+    """
+    if batch.heads is None:
+        raise UnsupportedRecordError("no heads were recorded")
+    recorded = batch.heads
+    if head_logprobs.shape != recorded.tokens.shape:
+        wanted, got = tuple(recorded.tokens.shape), tuple(head_logprobs.shape)
+        raise ValueError(f"head_logprobs: wanted one value a head entry {wanted}, got {got}")
+    wide = torch.promote_types(head_logprobs.dtype, torch.float32)
+    places = torch.arange(batch.actions, device=active.device)
+    action = torch.repeat_interleave(places, recorded.counts, output_size=recorded.tokens.shape[0])
+    entry = active[action]
+    log_q = torch.where(entry, recorded.logprobs.to(wide), 0)
+    possible = entry & (head_logprobs.detach() != -torch.inf)
+    log_p = torch.where(possible, head_logprobs, 0).to(wide)
+    q, p = torch.where(entry, log_q.exp(), 0), torch.where(possible, log_p.detach().exp(), 0)
+    has = active & (recorded.counts > 0)
+    q_tail = 1 - sum_by(q, action, batch.actions)
+    p_tail = 1 - sum_by(p, action, batch.actions)
+    complete = q_tail <= TAIL
+    floored = ~complete & (p_tail < TAIL)
+    p_tail = p_tail.clamp(min=TAIL)
+    rho = torch.where(complete, 0, q_tail / p_tail)
+    metrics = {
+        "head/missing": (active & ~has).sum(),
+        "head/complete": (has & complete).sum(),
+        "head/p_tail_floored": (has & floored).sum(),
+    }
+    return Head(action, has, q, p, log_q, log_p, q_tail, p_tail, rho, complete, metrics)
+
+
+def distances(found: Head) -> Metrics:
+    """|q - p|_1 and KL(q||p) of head and tail [], means over actions with a head; never above the full ones."""
+    number = found.has.sum().clamp(min=1)
+    one = found.sum((found.q - found.p).abs()) + (found.q_tail - found.p_tail).abs()
+    term = torch.where(found.q > 0, found.q * (found.log_q - found.log_p.detach()), 0)
+    tails = torch.where(found.complete, 0, found.q_tail * (found.q_tail.clamp(min=TAIL) / found.p_tail).log())
+    kl = found.sum(term) + tails
+    return {
+        "head/l1": torch.where(found.has, one, 0).sum() / number,
+        "head/kl": torch.where(found.has, kl, 0).sum() / number,
+    }

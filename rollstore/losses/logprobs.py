@@ -1,0 +1,200 @@
+"""Log-probs of the drawn tokens and of head ids from hidden states, without ever holding [A, V]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollstore.losses.transform import Recorded, divisor, dropped
+
+ELEMENTS = 1 << 23
+"""Logits in one chunk, when the caller does not say how many actions it takes."""
+
+
+def logprobs_of_logits(
+    logits: Tensor,
+    tokens: Tensor,
+    head_tokens: Tensor | None = None,
+    head_counts: Tensor | None = None,
+    *,
+    how: Recorded | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(log-probs of `tokens` [A], of `head_tokens` [H] or None) from logits [A, V], with gradient; the plain way.
+
+    head_counts [A]: how many of head_tokens belong to each action. how: the recorded transform to apply. A token
+    that a filter takes away has log-prob -inf. Computed in float32 or wider.
+    """
+    how = how or Recorded()
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if how.temperature is not None:
+        z = z / divisor(how.temperature, z.dtype)[:, None]
+    gone = dropped(z.detach(), how)
+    if gone is not None:
+        z = z.masked_fill(gone, -torch.inf)
+    log_p = z - z.logsumexp(-1, keepdim=True)
+    own = log_p.gather(-1, tokens[:, None]).squeeze(-1)
+    if head_tokens is None:
+        return own, None
+    return own, log_p[_rows(head_tokens, head_counts, len(z)), head_tokens]
+
+
+def selected_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    head_tokens: Tensor | None = None,
+    head_counts: Tensor | None = None,
+    *,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    support: tuple[Tensor, Tensor] | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(log-probs of `tokens` [A], of `head_tokens` [H] or None) from hidden [A, D] and weight [V, D], with gradient.
+
+    A chunk of actions at a time; the backward pass computes each chunk's logits again, so [A, V] never exists. Values
+    and gradients are those of `logprobs_of_logits(hidden @ weight.T, ...)`. head_counts [A] says how many of
+    head_tokens [H] belong to each action. temperature, top_k, top_p, min_p [A] and support (tokens [S], counts [A]):
+    the recorded transform to apply, where asked. chunk: actions at a time. Products are taken in the dtype of the
+    inputs (autocast's, when on), everything after them in float32 or wider.
+    """
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden, weight: wanted [A, D] and [V, D], got {tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if tokens.shape != hidden.shape[:1]:
+        raise ValueError(f"tokens: wanted one id an action ({len(hidden)},), got {tuple(tokens.shape)}")
+    if (head_tokens is None) != (head_counts is None):
+        raise ValueError("head_tokens, head_counts: wanted both or neither, got one")
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        narrow = torch.get_autocast_dtype(kind)
+        hidden, weight = hidden.to(narrow), weight.to(narrow)
+    empty = torch.zeros(0, dtype=torch.int64, device=hidden.device)
+    ids = empty if head_tokens is None else head_tokens
+    counts = torch.zeros_like(tokens) if head_counts is None else head_counts
+    how = Recorded(temperature, top_k, top_p, min_p, *(support or (None, None)))
+    size = chunk or max(1, ELEMENTS // weight.shape[0])
+    own, heads = _Selected.apply(hidden, weight, tokens, ids, counts, how, size)  # pyright: ignore[reportGeneralTypeIssues]  # torch types apply() as Any
+    return own, (None if head_tokens is None else heads)
+
+
+def _rows(head_tokens: Tensor, head_counts: Tensor | None, actions: int) -> Tensor:
+    if head_counts is None:
+        raise ValueError("head_counts: wanted the entries of each action, got None")
+    places = torch.arange(actions, device=head_tokens.device)
+    return torch.repeat_interleave(places, head_counts, output_size=len(head_tokens))
+
+
+class _Selected(torch.autograd.Function):
+    """The chunked computation. Saves its inputs and two numbers an action, nothing of size V."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, ids: Tensor, counts: Tensor, how: Recorded, size: int
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        own = torch.empty(len(tokens), dtype=wide, device=hidden.device)
+        heads = torch.empty(len(ids), dtype=wide, device=hidden.device)
+        norms = torch.empty_like(own)
+        rows = _rows(ids, counts, len(tokens))
+        for part in _parts(tokens, counts, how, size):
+            z = part.logits(hidden, weight, wide)
+            norm = z.logsumexp(-1)
+            norms[part.of] = norm
+            own[part.of] = z.gather(-1, tokens[part.of][:, None]).squeeze(-1) - norm
+            local = rows[part.heads] - part.of.start
+            heads[part.heads] = z[local, ids[part.heads]] - norm[local]
+        optional = [value for value in how if value is not None]
+        ctx.save_for_backward(hidden, weight, tokens, ids, counts, rows, norms, *optional)
+        ctx.present = [value is not None for value in how]
+        ctx.size = size
+        return own, heads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, tokens, ids, counts, rows, norms, *optional = ctx.saved_tensors
+        given = iter(optional)
+        how = Recorded(*(next(given) if there else None for there in ctx.present))
+        grad_own, grad_heads = grads
+        wide = norms.dtype
+        want_hidden, want_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if want_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for part in _parts(tokens, counts, how, ctx.size):
+                z = part.logits(hidden, weight, wide)
+                local = rows[part.heads] - part.of.start
+                total = grad_own[part.of].clone().index_add_(0, local, grad_heads[part.heads])
+                dz = z.sub_(norms[part.of][:, None]).exp_().mul_(-total[:, None])
+                # a token that a filter took away has log-prob -inf, and no gradient
+                kept = norms.new_ones(()) if part.gone is None else (~part.gone).to(wide)
+                token_grad = grad_own[part.of][:, None] * _at(kept, tokens[part.of][:, None])
+                dz.scatter_add_(-1, tokens[part.of][:, None], token_grad)
+                at_heads = grad_heads[part.heads] * (kept if kept.dim() == 0 else kept[local, ids[part.heads]])
+                dz.index_put_((local, ids[part.heads]), at_heads, accumulate=True)
+                if how.temperature is not None:
+                    dz.div_(divisor(how.temperature[part.of], wide)[:, None])
+                dz = dz.to(weight.dtype)
+                if grad_hidden is not None:
+                    torch.mm(dz, weight, out=grad_hidden[part.of])
+                if grad_weight is not None:
+                    if weight.dtype == wide:
+                        grad_weight.addmm_(dz.T, hidden[part.of])
+                    else:
+                        grad_weight.add_(dz.T @ hidden[part.of])
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def _at(kept: Tensor, index: Tensor) -> Tensor:
+    return kept if kept.dim() == 0 else kept.gather(-1, index)
+
+
+class _Part:
+    """One chunk of actions, its head entries, and the transform on it."""
+
+    def __init__(self, of: slice, heads: slice, how: Recorded) -> None:
+        self.of, self.heads, self.how = of, heads, how
+        self.gone: Tensor | None = None
+
+    def logits(self, hidden: Tensor, weight: Tensor, wide: torch.dtype) -> Tensor:
+        """Tempered and filtered logits [C, V] of the chunk; a fresh tensor."""
+        z = (hidden[self.of] @ weight.T).to(wide)
+        if self.how.temperature is not None:
+            z.div_(divisor(self.how.temperature, wide)[:, None])
+        self.gone = dropped(z, self.how)
+        return z if self.gone is None else z.masked_fill_(self.gone, -torch.inf)
+
+
+def _parts(tokens: Tensor, counts: Tensor, how: Recorded, size: int) -> list[_Part]:
+    """Cut actions into chunks, and with them their heads and supports. One transfer of chunk bounds to the host."""
+    starts = list(range(0, len(tokens), size))
+    stops = [min(start + size, len(tokens)) for start in starts]
+    bounds = _bounds(counts, stops)
+    support_bounds = _bounds(how.support_counts, stops) if how.support_counts is not None else [0] * (len(stops) + 1)
+
+    def cut(start: int, stop: int, at: int) -> Recorded:
+        values = {
+            name: value[start:stop]
+            for name, value in how._asdict().items()
+            if value is not None and name != "support_tokens"
+        }
+        if how.support_tokens is not None:
+            values["support_tokens"] = how.support_tokens[support_bounds[at] : support_bounds[at + 1]]
+        return Recorded(**values)
+
+    return [
+        _Part(slice(start, stop), slice(bounds[at], bounds[at + 1]), cut(start, stop, at))
+        for at, (start, stop) in enumerate(zip(starts, stops, strict=True))
+    ]
+
+
+def _bounds(counts: Tensor, stops: list[int]) -> list[int]:
+    """Where each chunk's flat entries begin, and the end."""
+    total = torch.cumsum(counts, 0)
+    return [0, *total[[stop - 1 for stop in stops]].tolist()] if stops else [0]

@@ -1,0 +1,252 @@
+"""Importance ratios and what is done to them: tis, mis, icepop. q behavior, pi0 anchor, p the live trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rollstore.batch import TokenBatch
+from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.units import Unit, sum_by, unit_of_row
+
+Level = Literal["token", "sequence", "geometric"]
+Numerator = Literal["anchor", "live"]
+Rejected = Literal["keep", "leave"]
+Metrics = dict[str, Tensor]
+
+EXPONENT = 20.0
+"""Above this an exponent is clamped: e^20 is 4.9e8, and float32 is far from its end."""
+
+
+class Rule(NamedTuple):
+    """What a correction makes of ratios: weight, of any shape, and kept, False where the ratio was rejected."""
+
+    weight: Tensor
+    kept: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """A stop-gradient weight on each action, from a ratio to the behavior policy; made by `tis`, `mis`, ...
+
+    level: one ratio an action (`token`), their product over the unit (`sequence`), or its root (`geometric`).
+    numerator: `anchor` pi0/q, `live` p/q; None: whichever the objective names. rejected: whether a rejected action
+    stays in the denominator of the loss (`keep`) or leaves it (`leave`).
+    """
+
+    name: str
+    rule: Callable[[Tensor], Rule]
+    level: Level
+    unit: Unit
+    numerator: Numerator | None
+    rejected: Rejected
+    statistic: Literal["ratio", "k2", "k3"] = "ratio"
+
+
+Corrections = Correction | Sequence[Correction]
+"""One correction, or several: weights multiply, and what one rejects is rejected."""
+
+
+def exp(log_ratio: Tensor, clamp: tuple[float | None, float | None] = (None, EXPONENT)) -> Tensor:
+    """The ratio of a log-ratio, differentiable: value exp(clamp(x)), gradient exp(clamp(x)) dx also where clamped.
+
+    Unclipped means unclipped: the clamp keeps the value finite and does not switch the gradient off.
+    """
+    value = bounded(log_ratio, clamp)
+    still = log_ratio.detach()
+    return value * (1 + (log_ratio - still))
+
+
+def bounded(log_ratio: Tensor, clamp: tuple[float | None, float | None] = (None, EXPONENT)) -> Tensor:
+    """exp of a clamped log-ratio, detached. clamp: (lower, upper) bound of the exponent, None for none."""
+    if clamp == (None, None):
+        return log_ratio.detach().exp()
+    return log_ratio.detach().clamp(*clamp).exp()
+
+
+def tis(
+    high: float = 2.0,
+    low: float = 0.0,
+    *,
+    level: Level = "token",
+    unit: Unit = "rollout",
+    numerator: Numerator | None = None,
+) -> Correction:
+    """Truncated importance sampling: sg[clamp(w, low, high)] (Yao et al. 2025; IMPALA's c, arXiv 1802.01561)."""
+
+    def rule(log_ratio: Tensor) -> Rule:
+        return Rule(bounded(log_ratio).clamp(low, high), torch.ones_like(log_ratio, dtype=torch.bool))
+
+    return Correction(name="tis", rule=rule, level=level, unit=unit, numerator=numerator, rejected="keep")
+
+
+def mis(
+    low: float,
+    high: float,
+    *,
+    level: Level = "token",
+    unit: Unit = "rollout",
+    numerator: Numerator | None = None,
+    rejected: Rejected = "keep",
+) -> Correction:
+    """Masked importance sampling: sg[w 1(low <= w <= high)]."""
+    return _masked("mis", low, high, "ratio", level=level, unit=unit, numerator=numerator, rejected=rejected)
+
+
+def icepop(
+    low: float,
+    high: float,
+    *,
+    inside: Literal["ratio", "one"] = "ratio",
+    level: Level = "token",
+    unit: Unit = "rollout",
+    numerator: Numerator | None = None,
+    rejected: Rejected = "keep",
+) -> Correction:
+    """IcePop: 0 outside [low, high]; inside it the ratio, or 1 (Ling team 2025; verl and the reference use 1)."""
+    return _masked("icepop", low, high, inside, level=level, unit=unit, numerator=numerator, rejected=rejected)
+
+
+def within(
+    high: float,
+    *,
+    statistic: Literal["k2", "k3"] = "k3",
+    level: Literal["token", "sequence", "geometric"] = "token",
+    unit: Unit = "rollout",
+    numerator: Numerator | None = None,
+    rejected: Rejected = "keep",
+) -> Correction:
+    """A gate: 1 where a divergence estimate of the action, or its sum or mean over the unit, is at most `high`, else 0.
+
+    k2 = x^2/2, k3 = e^x - 1 - x for x = log of the ratio.
+    """
+
+    def rule(value: Tensor) -> Rule:
+        kept = value <= high
+        return Rule(kept.to(value.dtype), kept)
+
+    return Correction(
+        name="within",
+        rule=rule,
+        level=level,
+        unit=unit,
+        numerator=numerator,
+        rejected=rejected,
+        statistic=statistic,
+    )
+
+
+def _masked(
+    name: str,
+    low: float,
+    high: float,
+    inside: str,
+    *,
+    level: Level,
+    unit: Unit,
+    numerator: Numerator | None,
+    rejected: Rejected,
+) -> Correction:
+    def rule(log_ratio: Tensor) -> Rule:
+        ratio = bounded(log_ratio)
+        kept = (ratio >= low) & (ratio <= high)
+        return Rule(torch.where(kept, ratio if inside == "ratio" else torch.ones_like(ratio), 0), kept)
+
+    return Correction(name=name, rule=rule, level=level, unit=unit, numerator=numerator, rejected=rejected)
+
+
+def at_level(log_ratio: Tensor, batch: TokenBatch, active: Tensor, *, level: Level, unit: Unit) -> Tensor:
+    """Log-ratios [A] -> the log-ratio of the level that each action belongs to [A]; only `active` actions count."""
+    if level == "token":
+        return log_ratio
+    index = unit_of_row(batch, unit)[batch.sequence]
+    total = sum_by(torch.where(active, log_ratio, 0), index, batch.rows)
+    if level == "geometric":
+        total = total / sum_by(active.to(log_ratio.dtype), index, batch.rows).clamp(min=1)
+    elif level != "sequence":
+        raise ValueError(f"level: wanted 'token', 'sequence' or 'geometric', got {level!r}")
+    return total[index]
+
+
+class Corrected(NamedTuple):
+    """weight [A] detached; kept [A]; stays [A]: False where a rejected action leaves the denominator."""
+
+    weight: Tensor
+    kept: Tensor
+    stays: Tensor
+    metrics: Metrics
+
+
+def correct(
+    correction: Corrections | None, batch: TokenBatch, logprobs: Tensor, active: Tensor, *, default: Numerator
+) -> Corrected:
+    """The weight of each action. logprobs [A]: the live trainer; active [A]: actions whose ratio exists."""
+    weight, kept = torch.ones_like(logprobs.detach()), torch.ones_like(active)
+    stays, metrics = torch.ones_like(active), Metrics()
+    for part in _each(correction):
+        log_ratio = correction_log_ratio(part, batch, logprobs, active, default=default)
+        value = _statistic(log_ratio, part.statistic)
+        value = at_level(value, batch, active, level=part.level, unit=part.unit)
+        done = part.rule(value)
+        weight, kept = weight * done.weight, kept & done.kept
+        if part.rejected == "leave":
+            stays = stays & done.kept
+        metrics |= _metrics(part.name, value, done, active)
+    return Corrected(weight, kept, stays, metrics)
+
+
+def correction_log_ratio(
+    part: Correction, batch: TokenBatch, logprobs: Tensor, active: Tensor, *, default: Numerator
+) -> Tensor:
+    """log of numerator/q [A], detached; 0 where not active."""
+    above = logprobs.detach()
+    if (part.numerator or default) == "anchor":
+        if batch.anchor_logprobs is None:
+            raise UnsupportedRecordError(
+                f"{part.name}: its numerator is the anchor and batch.anchor_logprobs is not set; "
+                "set it, or say numerator='live'"
+            )
+        above = batch.anchor_logprobs.to(logprobs.dtype)
+    below = batch.behavior_logprobs.to(logprobs.dtype)
+    return torch.where(active, above, 0) - torch.where(active, below, 0)
+
+
+def _each(correction: Corrections | None) -> Sequence[Correction]:
+    if correction is None:
+        return ()
+    return (correction,) if isinstance(correction, Correction) else correction
+
+
+def _statistic(log_ratio: Tensor, statistic: str) -> Tensor:
+    if statistic == "k2":
+        return log_ratio.square() / 2
+    if statistic == "k3":
+        return bounded(log_ratio) - 1 - log_ratio
+    return log_ratio
+
+
+def _metrics(name: str, value: Tensor, done: Rule, active: Tensor) -> Metrics:
+    raw, weight = bounded(value), done.weight
+    changed = active & done.kept & (weight != raw)
+    squares = torch.where(active, weight.square(), 0).sum()
+    total = torch.where(active, weight, 0).sum()
+    number = active.sum().clamp(min=1)
+    return {
+        f"{name}/mean": total / number,
+        f"{name}/max_before": torch.where(active, raw, 0).max() if raw.numel() else raw.sum(),
+        f"{name}/changed": changed.sum(),
+        f"{name}/rejected": (active & ~done.kept).sum(),
+        f"{name}/overflow": (active & (value > EXPONENT)).sum(),
+        f"{name}/effective_share": total.square() / torch.where(squares > 0, number * squares, 1),
+    }
+
+
+def rule_metrics(weight: Tensor, advantages: Tensor, active: Tensor) -> Metrics:
+    """E_q[w^2], the order-two Renyi moment, and E_q[w^2 A^2] beside it. All [A] -> []."""
+    number = active.sum().clamp(min=1)
+    squares = torch.where(active, weight.square(), 0)
+    return {"w2": squares.sum() / number, "w2_a2": (squares * advantages.square()).sum() / number}

@@ -1,0 +1,84 @@
+"""Terms that are added to an objective: reference KL, entropy, clipped values. Each is (term [], metrics) to add."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rollstore.batch import TokenBatch
+from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.inputs import inputs
+from rollstore.losses.ratios import Metrics, exp
+from rollstore.losses.reducers import Reducer, token_mean
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def reference_kl(
+    batch: TokenBatch,
+    logprobs: Tensor,
+    *,
+    beta: float,
+    estimator: Estimator = "k3",
+    gradient: Estimator | None = None,
+    reduce: Reducer = token_mean,
+) -> tuple[Tensor, Metrics]:
+    """beta E[k(x)], x = log p - log ref: k1 = x, k2 = x^2/2, k3 = e^-x - 1 + x (Schulman 2020). logprobs [A].
+
+    All estimate KL(p || ref) on samples of p; only k2's gradient does. gradient: the estimator that the gradient is
+    taken of, the value staying that of `estimator`.
+    """
+    if batch.reference_logprobs is None:
+        raise UnsupportedRecordError("batch.reference_logprobs is not set")
+    given = inputs(batch, logprobs, behavior=False, advantages=False)
+    x = given.logprobs - torch.where(given.possible, batch.reference_logprobs.to(given.logprobs.dtype), 0)
+    terms = _estimate(x, estimator)
+    if gradient is not None:
+        slope = _estimate(x, gradient)
+        terms = terms.detach() + (slope - slope.detach())
+    term = reduce(torch.where(given.possible, terms, 0), batch, given.weights)
+    return beta * term, {"reference_kl": term.detach()}
+
+
+def _estimate(x: Tensor, estimator: Estimator) -> Tensor:
+    if estimator == "k1":
+        return x
+    if estimator == "k2":
+        return x.square() / 2
+    if estimator == "k3":
+        return exp(-x) - 1 + x
+    raise ValueError(f"estimator: wanted 'k1', 'k2' or 'k3', got {estimator!r}")
+
+
+def entropy_bonus(
+    batch: TokenBatch, entropies: Tensor, *, beta: float, reduce: Reducer = token_mean
+) -> tuple[Tensor, Metrics]:
+    """-beta E[H(p)]: a reward for entropy. entropies [A]: the trainer's, in nats, with gradient."""
+    given = inputs(batch, entropies, behavior=False, advantages=False)
+    term = reduce(given.logprobs, batch, given.weights)
+    return -beta * term, {"entropy": term.detach()}
+
+
+def value_clip(
+    batch: TokenBatch, values: Tensor, *, clip: float | None = 0.2, reduce: Reducer = token_mean
+) -> tuple[Tensor, Metrics]:
+    """E[ max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) ] / 2 (PPO's clipped value loss; None: plain).
+
+    values [A]: the critic's, with gradient. Needs `batch.values` (V_old) and `batch.returns` (R).
+    """
+    if batch.values is None or batch.returns is None:
+        raise UnsupportedRecordError("batch.values and batch.returns are needed: compute them, as with gae(batch)")
+    given = inputs(batch, values, behavior=False, advantages=False)
+    new, dtype = given.logprobs, given.logprobs.dtype
+    old = torch.where(given.active, batch.values.to(dtype), 0)
+    target = torch.where(given.active, batch.returns.to(dtype), 0)
+    errors = (new - target).square()
+    metrics: Metrics = {}
+    if clip is not None:
+        clipped = (old + (new - old).clamp(-clip, clip) - target).square()
+        metrics["value/clipped"] = (given.active & (clipped > errors)).sum()
+        errors = torch.maximum(errors, clipped)
+    term = reduce(errors, batch, given.weights) / 2
+    return term, {"value_loss": term.detach(), **metrics}

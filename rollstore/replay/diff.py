@@ -1,0 +1,204 @@
+"""What changed between two rollouts, two runs or two stores, from what is recorded: no model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from rollstore.replay.compare import Comparison, compare, plain
+from rollstore.schema import Rollout, from_table
+
+
+class Scans(Protocol):
+    """What a diff needs of a store."""
+
+    def scan(self, table: str, **options: Any) -> Iterable[pa.RecordBatch]: ...
+
+
+Source = Rollout | Sequence[Rollout] | Scans
+"""One segment, segments, or a store (all of its rollouts)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """One segment that came out differently: where, and what became of its reward."""
+
+    a: str
+    """rollout_id in a."""
+    b: str
+    """rollout_id in b."""
+    comparison: Comparison
+    flipped: int
+    """Drawn tokens that differ at the same position, over the whole length; behind the first the contexts differ."""
+    reward_a: float | None
+    reward_b: float | None
+    outcome: str
+    """`better`, `worse`, `neither`, or `unknown` without both rewards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """Two sets of rollouts side by side."""
+
+    matched: int
+    """Segments in both."""
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    changed: int
+    share_changed: float | None
+    """Of the matched ones; None when nothing matched."""
+    decisions: int
+    """Positions drawn in both."""
+    flipped_first: int
+    """Decisions flipped up to the first difference: at most one a segment."""
+    flipped_all: int
+    """Decisions flipped over all tokens, those behind a first difference included."""
+    earliest: int | None
+    """The earliest first difference."""
+    flips: tuple[Flip, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data for JSON."""
+        return plain(asdict(self))
+
+    def lines(self, most: int = 10) -> list[str]:
+        """The report for a person, with at most `most` flips told in full."""
+        share = "" if self.share_changed is None else f" ({self.share_changed:.1%})"
+        out = [
+            f"{self.changed} of {self.matched} segments changed{share}; only in a {len(self.only_a)}, only in b "
+            f"{len(self.only_b)}",
+            f"decisions flipped: {self.flipped_first} up to the first difference, {self.flipped_all} over all "
+            f"{self.decisions} tokens drawn in both",
+        ]
+        if self.earliest is not None:
+            out.append(f"earliest difference at token {self.earliest}")
+        outcomes = [flip.outcome for flip in self.flips]
+        if outcomes:
+            counted = ", ".join(f"{outcomes.count(name)} {name}" for name in ("better", "worse", "neither", "unknown"))
+            out.append(f"rewards of the changed, from a to b: {counted}")
+        for flip in self.flips[:most]:
+            out.extend(flip.comparison.lines())
+        if len(self.flips) > most:
+            out.append(f"and {len(self.flips) - most} more")
+        return out
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def by_id(rollout: Rollout) -> Hashable:
+    """Matches the same rollout in two stores."""
+    return rollout.rollout_id, rollout.segment
+
+
+def by_draw(rollout: Rollout) -> Hashable:
+    """Matches the same draw in two runs: one prompt, one key and sample, whatever the rollout is called."""
+    prompt = rollout.prompt_id if rollout.prompt_id is not None else rollout.group_id
+    return prompt, rollout.replay_key, rollout.replay_sample, rollout.sample_index, rollout.segment
+
+
+def diff(
+    a: Source,
+    b: Source,
+    *,
+    match: Callable[[Rollout], Hashable] | None = None,
+    run_a: str | None = None,
+    run_b: str | None = None,
+    tolerance: float | None = None,
+) -> Diff:
+    """Compares recorded runs, a before b.
+
+    `match` gives what two segments must share to be compared: `by_id`, `by_draw`, or a function of the caller's (default:
+    `by_id`; two single segments are compared whatever they are called). `run_a` and `run_b` pick one run out of a store.
+    `tolerance`: see `compare`. Holds both sides in memory. Raises ValueError where two segments of one side match.
+    """
+    if match is None:
+        match = by_id if not (isinstance(a, Rollout) and isinstance(b, Rollout)) else _segment
+    before, after = _keyed("a", a, match, run_a), _keyed("b", b, match, run_b)
+    flips: list[Flip] = []
+    decisions = flipped_all = 0
+    rewards_a, rewards_b = _rewards(before.values()), _rewards(after.values())
+    both = [key for key in before if key in after]
+    for key in both:
+        one, other = before[key], after[key]
+        common = min(len(one.tokens), len(other.tokens))
+        drawn = one.action_mask[:common] & other.action_mask[:common]
+        flipped = int(np.count_nonzero(drawn & (one.tokens[:common] != other.tokens[:common])))
+        decisions += int(drawn.sum())
+        flipped_all += flipped
+        comparison = compare(one, other, tolerance=tolerance)
+        if comparison.first is None:
+            continue
+        reward_a, reward_b = rewards_a.get(one.rollout_id), rewards_b.get(other.rollout_id)
+        flips.append(
+            Flip(
+                a=one.rollout_id,
+                b=other.rollout_id,
+                comparison=comparison,
+                flipped=flipped,
+                reward_a=reward_a,
+                reward_b=reward_b,
+                outcome=_outcome(reward_a, reward_b),
+            )
+        )
+    firsts = [flip.comparison.first for flip in flips if flip.comparison.first is not None]
+    return Diff(
+        matched=len(both),
+        only_a=tuple(one.rollout_id for key, one in before.items() if key not in after),
+        only_b=tuple(one.rollout_id for key, one in after.items() if key not in before),
+        changed=len(flips),
+        share_changed=len(flips) / len(both) if both else None,
+        decisions=decisions,
+        flipped_first=sum(first.token_a is not None and first.token_b is not None and _drawn(first) for first in firsts),
+        flipped_all=flipped_all,
+        earliest=min((first.position for first in firsts), default=None),
+        flips=tuple(flips),
+    )
+
+
+def _drawn(first: Any) -> bool:
+    return first.action is not None
+
+
+def _segment(rollout: Rollout) -> Hashable:
+    return rollout.segment
+
+
+def _keyed(
+    side: str, source: Source, match: Callable[[Rollout], Hashable], run: str | None
+) -> dict[Hashable, Rollout]:
+    found: dict[Hashable, Rollout] = {}
+    for rollout in _rollouts(source):
+        if run is not None and rollout.run_id != run:
+            continue
+        key = match(rollout)
+        if key in found:
+            raise ValueError(
+                f"{side}: wanted one segment a match, got {found[key].rollout_id!r} and {rollout.rollout_id!r} for {key}"
+            )
+        found[key] = rollout
+    return found
+
+
+def _rollouts(source: Source) -> Iterable[Rollout]:
+    if isinstance(source, Rollout):
+        return [source]
+    if isinstance(source, Sequence):
+        return source
+    batches = source.scan("rollouts")
+    return (rollout for batch in batches for rollout in from_table(pa.Table.from_batches([batch])))
+
+
+def _rewards(rollouts: Iterable[Rollout]) -> Mapping[str, float]:
+    """The reward of each rollout; it stands on the last segment alone."""
+    return {rollout.rollout_id: rollout.reward for rollout in rollouts if rollout.reward is not None}
+
+
+def _outcome(a: float | None, b: float | None) -> str:
+    if a is None or b is None:
+        return "unknown"
+    return "better" if b > a else "worse" if b < a else "neither"

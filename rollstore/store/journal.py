@@ -1,0 +1,212 @@
+"""Journals: the growing file of one writer, and what a reader finds in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from rollstore.errors import CorruptionError
+from rollstore.store import frame
+from rollstore.store.filesystem import Filesystem, ReadHandle, WriteHandle
+from rollstore.store.names import JOURNAL, STAGED
+from rollstore.store.part import FORMAT, FORMAT_KEY, PART_KEY, SOURCE_KEY, TABLE_KEY, check_versions
+
+FOLDER = "journal"
+CUT_KEY = "rollstore.cut"
+
+
+def journal_file(name: str) -> str:
+    return f"{FOLDER}/{name}{JOURNAL}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a journal's successor says of it: only its first rows count, the later ones stand in the successor."""
+
+    name: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.rows}"
+
+
+class Journal:
+    """A journal being written. Not thread-safe: its writer holds a lock.
+
+    `rows` and `size` count what was written whole, `synced_rows` what survives power loss. `unsynced` keeps the
+    messages since, for a successor. After `broken` is set nothing may be written or synced here again.
+    """
+
+    def __init__(
+        self, filesystem: Filesystem, table: str, name: str, schema: pa.Schema, source: str | None,
+        cut: Cut | None, carried: Sequence[tuple[bytes, int]],
+    ) -> None:  # fmt: skip
+        """Makes the file, locked, with its head and the messages it takes over from an abandoned journal.
+
+        It gets its name only when they are in it, so that the rows change from one journal to the other at once.
+        Raises OSError; then the name was never there.
+        """
+        self.name = name
+        self.schema, self.columns = schema, frozenset(schema.names)
+        self.unsynced = list(carried)
+        self.rows = sum(rows for _, rows in carried)
+        self.synced_rows = 0
+        self.broken = False
+        self._filesystem = filesystem
+        self._folder_synced = False
+        metadata = {FORMAT_KEY: FORMAT, TABLE_KEY: table, PART_KEY: name}
+        if source is not None:
+            metadata[SOURCE_KEY] = source
+        if cut is not None:
+            metadata[CUT_KEY] = str(cut)
+        head = frame.encode_head(schema.with_metadata({**(schema.metadata or {}), **metadata}))
+        content = b"".join((head, *(message for message, _ in carried)))
+        self.size = len(content)
+        staged = f"staging/{name}{STAGED}"
+        self._handle: WriteHandle = filesystem.create(staged)
+        try:
+            self._handle.write(0, content)
+            filesystem.publish(staged, journal_file(name))
+        except OSError:
+            self._handle.close()
+            raise
+        finally:
+            with suppress(OSError):  # a staged file that stays is swept up by recover
+                filesystem.delete(staged)
+
+    def write(self, message: bytes, rows: int) -> None:
+        """One message at the end. On OSError nothing of it counts, and the journal may be `broken`."""
+        try:
+            self._handle.write(self.size, message)
+        except OSError:
+            try:
+                self._handle.truncate(self.size)
+            except OSError:
+                self.broken = True
+            raise
+        self.size += len(message)
+        self.rows += rows
+        self.unsynced.append((message, rows))
+
+    def sync(self) -> None:
+        """All rows written survive power loss. On OSError the journal is `broken`: a second sync would lie."""
+        try:
+            if not self._folder_synced:
+                self._filesystem.sync_folder(FOLDER)
+                self._folder_synced = True
+            self._handle.sync()
+        except OSError:
+            self.broken = True
+            raise
+        self.synced_rows = self.rows
+        self.unsynced.clear()
+
+    def close(self) -> None:
+        """Let the file and its lock go. The file stays."""
+        self._handle.close()
+
+
+@dataclass(frozen=True)
+class JournalView:
+    """What a reader found in a journal when it looked: its whole messages, up to the byte `end`.
+
+    `rest` counts the bytes after them: a write under way, or a torn one.
+    """
+
+    name: str
+    table: str
+    schema: pa.Schema
+    source: str | None
+    cut: Cut | None
+    handle: ReadHandle
+    messages: tuple[frame.Batch, ...]
+    end: int
+    rest: int
+
+    @property
+    def rows(self) -> int:
+        return sum(message.rows for message in self.messages)
+
+    @property
+    def file(self) -> str:
+        return journal_file(self.name)
+
+    @property
+    def size(self) -> int:
+        return self.end
+
+    @property
+    def batch_count(self) -> int:
+        return len(self.messages)
+
+    def first(self, rows: int) -> JournalView:
+        """The same journal with only its first rows, as its successor's cut asks. Cuts fall between messages."""
+        kept = 0
+        messages: list[frame.Batch] = []
+        for message in self.messages:
+            if kept + message.rows > rows:
+                break
+            kept += message.rows
+            messages.append(message)
+        return replace(self, messages=tuple(messages))
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Every batch in order, checked; `columns` that the file has, in the file's order."""
+        for number in range(len(self.messages)):
+            yield self.batch(number, columns)
+
+    def batch(self, number: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """One batch, checked again: the file may have been damaged since it was opened."""
+        message = self.messages[number]
+        where = f"{journal_file(self.name)}: batch {number}"
+        data = self.handle.read(message.offset, message.length)
+        frame.check_message(data, message, where)
+        fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
+        batch = frame.decode(self.schema, data, where, fields)
+        if batch.num_rows != message.rows:
+            raise CorruptionError(f"{where}: wanted {message.rows} rows, got {batch.num_rows}")
+        return batch
+
+
+def view_journal(filesystem: Filesystem, name: str, known: JournalView | None = None) -> JournalView | None:
+    """What stands in a journal now; None where it is gone, or its head was never written whole.
+
+    `known`, an earlier view, saves reading again what was whole then. Journals are read, never mapped: a writer may
+    cut its file back, and a mapped page beyond the end kills the reader. Raises CorruptionError where a whole head
+    does not hold its sum, VersionError where it is newer than this library.
+    """
+    if known is not None and not known.rest:
+        data = known.handle.read(known.end, max(0, known.handle.size() - known.end))
+        return _extended(known, data)
+    file = journal_file(name)
+    try:
+        handle = filesystem.open(file)
+    except FileNotFoundError:
+        return None
+    data = handle.read(0, handle.size())
+    head = frame.read_head(data, f"{file}: head")
+    if head is None:
+        return None
+    schema, length = head
+    metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    check_versions(metadata.get(FORMAT_KEY, ""), schema, file)
+    if metadata.get(PART_KEY) != name:
+        raise CorruptionError(f"{file}: wanted the journal of {name}, got that of {metadata.get(PART_KEY)}")
+    cut = None
+    if CUT_KEY in metadata:
+        cut_name, _, rows = metadata[CUT_KEY].rpartition(":")
+        cut = Cut(cut_name, int(rows))
+    view = JournalView(name, metadata[TABLE_KEY], schema, metadata.get(SOURCE_KEY), cut, handle, (), length, 0)
+    return _extended(view, data[length:])
+
+
+def _extended(view: JournalView, data: bytes) -> JournalView:
+    messages: list[frame.Batch] = []
+    offset = 0
+    while (message := frame.next_message(data, offset)) is not None:
+        offset += message.length
+        messages.append(replace(message, offset=view.end + message.offset))
+    return replace(view, messages=(*view.messages, *messages), end=view.end + offset, rest=len(data) - offset)

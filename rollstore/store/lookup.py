@@ -1,0 +1,55 @@
+"""The rows of one rollout in a snapshot, each segment once."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollstore.errors import DuplicateError, NotFoundError
+from rollstore.store.index import ID, TABLE, Index
+from rollstore.store.snapshot import Snapshot, fit
+
+# Two appends of the same record differ in these, and in nothing that was recorded.
+_OWN = ("written_by", "written_row", "written_at")
+
+
+def lookup(snapshot: Snapshot, index: Index, rollout_id: str, segment: int | None) -> pa.Table:
+    """The rows of a rollout in order of segment, in the newest columns.
+
+    Raises NotFoundError, DuplicateError where a segment is stored twice and not equal, CorruptionError.
+    """
+    schema = snapshot.schema(TABLE)
+    found: list[pa.RecordBatch] = []
+    for source, number in index.find(snapshot, rollout_id):
+        batch = source.batch(number)
+        wanted = pc.equal(batch.column(ID), rollout_id)
+        if segment is not None:
+            wanted = pc.and_(wanted, pc.equal(batch.column("segment"), segment))
+        rows = pc.indices_nonzero(wanted)
+        found += [fit(batch.slice(row, 1), schema, TABLE) for row in rows.to_pylist()]
+    if not found:
+        which = "" if segment is None else f", segment {segment}"
+        raise NotFoundError(f"{rollout_id!r}{which}: no such rollout in {snapshot.filesystem.locate('').rstrip('/')}")
+    found.sort(key=lambda row: row.column("segment")[0].as_py())
+    kept: list[pa.RecordBatch] = []
+    for row in found:
+        if kept and row.column("segment") == kept[-1].column("segment"):
+            if content(row) != content(kept[-1]):
+                raise DuplicateError(
+                    f"{rollout_id!r}, segment {row.column('segment')[0]}: wanted one content, got different ones from "
+                    f"{origin(kept[-1])} and {origin(row)}"
+                )
+        else:
+            kept.append(row)
+    return pa.Table.from_batches(kept, schema)
+
+
+def content(row: pa.RecordBatch) -> str:
+    """What a row records, as text that is equal exactly where the values are; NaN equals NaN, 0.0 is not -0.0."""
+    values = {name: row.column(name)[0].as_py() for name in sorted(row.schema.names) if name not in _OWN}
+    return repr({name: value for name, value in values.items() if value is not None})
+
+
+def origin(row: pa.RecordBatch) -> str:
+    """Where a row was first written, as text."""
+    return f"{row.column('written_by')[0]} row {row.column('written_row')[0]}"

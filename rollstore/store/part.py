@@ -1,0 +1,264 @@
+"""Parts: immutable Arrow files. Seal one, open one, read one batch of it with every byte checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rollstore.errors import CorruptionError, StoreError, VersionError
+from rollstore.schema import VERSION
+from rollstore.store import frame, statistics
+from rollstore.store.filesystem import Filesystem, ReadHandle, read_file
+from rollstore.store.names import PART, STAGED, new_id
+
+FORMAT = "1.0"
+"""Version of the layout of parts, journals and the log. Apart from the schema's and the library's."""
+
+BATCH_BYTES = 1 << 20
+"""Decoded bytes of one batch of a sealed part; a single larger row is a batch of its own."""
+
+_FIRST_READ = 1 << 16  # the tail of most parts fits: one read instead of two
+FORMAT_KEY, TABLE_KEY, PART_KEY, SOURCE_KEY, STATISTICS_KEY = (
+    "rollstore.format", "rollstore.table", "rollstore.part", "rollstore.source", "rollstore.statistics",
+)  # fmt: skip
+
+
+class Orphan(Exception):
+    """A file that is no part of ours: empty, cut short, or foreign. Never raised to a user."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sealed part: its place, size in bytes, columns, batches and statistics. Reading checks every byte it uses."""
+
+    filesystem: Filesystem
+    table: str
+    name: str
+    size: int
+    tail: frame.Tail
+    statistics: statistics.Statistics
+
+    @property
+    def path(self) -> str:
+        """Where the file is, for other programs."""
+        return self.filesystem.locate(self.file)
+
+    @property
+    def file(self) -> str:
+        return f"{self.table}/{self.name}{PART}"
+
+    @property
+    def rows(self) -> int:
+        return self.statistics.rows
+
+    @property
+    def batch_count(self) -> int:
+        return len(self.tail.batches)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns physically in the file; all-null ones are left out."""
+        return self.tail.schema
+
+    @property
+    def source(self) -> str | None:
+        """Who wrote it, in the writer's own words; for people."""
+        return self.tail.metadata.get(SOURCE_KEY)
+
+    @cached_property
+    def first_rows(self) -> tuple[int, ...]:
+        """Row number at which each batch begins."""
+        return tuple(np.cumsum([0, *(batch.rows for batch in self.tail.batches)])[:-1].tolist())
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Every batch in order, checked; `columns` that the file has, in the file's order."""
+        handle = self.open()
+        try:
+            for number in range(len(self.tail.batches)):
+                yield self.batch(number, columns, handle)
+        finally:
+            handle.close()
+
+    def batch(
+        self, number: int, columns: Sequence[str] | None = None, handle: ReadHandle | None = None
+    ) -> pa.RecordBatch:
+        """One batch, checked. Raises CorruptionError naming part and batch, FileNotFoundError if the part is gone."""
+        where = f"{self.file}: batch {number}"
+        batch = self.tail.batches[number]
+        opened = handle or self.open()
+        try:
+            message = opened.read(batch.offset, batch.length)
+        finally:
+            if handle is None:
+                opened.close()
+        frame.check_message(message, batch, where)
+        fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
+        read = frame.decode(self.schema, message, where, fields)
+        if read.num_rows != batch.rows:
+            raise CorruptionError(f"{where}: wanted {batch.rows} rows, got {read.num_rows}")
+        return read
+
+    def open(self) -> ReadHandle:
+        return self.filesystem.open(self.file)
+
+    def check_head(self) -> None:
+        """Raises CorruptionError unless the opening of the file holds its sum. Reading rows does not need it."""
+        handle = self.open()
+        try:
+            end = self.tail.batches[0].offset if self.tail.batches else self.size
+            frame.check_head(handle.read(0, end), f"{self.file}: head")
+        finally:
+            handle.close()
+
+
+def open_part(filesystem: Filesystem, table: str, name: str) -> Part:
+    """Open a part by its name.
+
+    Raises CorruptionError where it is damaged, VersionError where it is newer than this library, Orphan where it never
+    was a whole part of ours, FileNotFoundError where it is gone.
+    """
+    file = f"{table}/{name}{PART}"
+    handle = filesystem.open(file)
+    try:
+        size = handle.size()
+        ending = handle.read(max(0, size - _FIRST_READ), _FIRST_READ)
+        length = frame.tail_length(ending[-10:])
+        if not 0 < length <= size or (length <= len(ending) and not frame.holds_mark(ending)):
+            if frame.holds_mark(handle.read(max(0, size - (1 << 24)), 1 << 24)):
+                raise CorruptionError(f"{file}: the end of the file is damaged")
+            raise Orphan(file)
+        tail = ending[-length:] if length <= len(ending) else handle.read(size - length, length)
+    finally:
+        handle.close()
+    read = frame.read_tail(tail, size, f"{file}: tail")
+    check_versions(read.metadata.get(FORMAT_KEY, ""), read.schema, file)
+    if (read.metadata.get(PART_KEY), read.metadata.get(TABLE_KEY)) != (name, table):
+        raise CorruptionError(f"{file}: wanted part {name}, got {read.metadata.get(PART_KEY)}")
+    try:
+        stats = statistics.decode(read.metadata[STATISTICS_KEY])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptionError(f"{file}: tail: the statistics cannot be read") from error
+    if stats.rows != sum(batch.rows for batch in read.batches):
+        raise CorruptionError(f"{file}: tail: wanted {stats.rows} rows, the batches hold another number")
+    return Part(filesystem, table, name, size, read, stats)
+
+
+def check_versions(format_: str, schema: pa.Schema, file: str) -> None:
+    """Raises VersionError where the layout or the schema of a part or journal is newer than this library."""
+    check_version(format_, FORMAT, f"{file}: format")
+    check_version((schema.metadata or {}).get(b"rollstore.schema", b"").decode(), VERSION, f"{file}: schema")
+
+
+def check_version(found: str, known: str, where: str) -> None:
+    """Raises VersionError where `found` has a newer major number than `known`, CorruptionError where it is none."""
+    major = found.partition(".")[0]
+    if not major.isdigit():
+        raise CorruptionError(f"{where}: wanted a version like {known}, got {found!r}")
+    if int(major) > int(known.partition(".")[0]):
+        raise VersionError(
+            f"{where}: wanted at most {known.partition('.')[0]}.x, got {found}; a newer rollstore reads it"
+        )
+
+
+def write_part(
+    filesystem: Filesystem,
+    table: str,
+    name: str,
+    rows: pa.Table,
+    *,
+    source: str | None = None,
+    codec: frame.Codec = "lz4",
+    batch_bytes: int = BATCH_BYTES,
+) -> None:
+    """Write, sync and publish one part; once this returns it survives power loss. Rows keep their order.
+
+    Raises OSError where the disk refuses, StoreError where another part has the name.
+    """
+    physical = without_null_columns(rows)
+    metadata = {
+        FORMAT_KEY: FORMAT,
+        TABLE_KEY: table,
+        PART_KEY: name,
+        STATISTICS_KEY: statistics.encode(statistics.statistics(physical)),
+        **({} if source is None else {SOURCE_KEY: source}),
+    }
+    file = frame.encode_file(physical.schema, split(physical, batch_bytes), metadata, codec)
+    staged, target = f"staging/{name}-{new_id()}{STAGED}", f"{table}/{name}{PART}"
+    handle = filesystem.create(staged)
+    try:
+        handle.write(0, file)
+        handle.sync()
+        try:
+            filesystem.publish(staged, target)
+        except FileExistsError:
+            # The reply to an earlier try was lost: the same bytes under the name are that try's success.
+            if read_file(filesystem, target) != bytes(file):
+                raise StoreError(f"{target}: wanted a free name, got another part under it") from None
+        filesystem.sync_folder(table)
+    finally:
+        handle.close()
+        filesystem.delete(staged)
+
+
+def without_null_columns(table: pa.Table) -> pa.Table:
+    """The table without the columns in which every row is null, and without what Arrow files cannot carry far."""
+    return table.select(
+        [
+            name
+            for name, column in zip(table.column_names, table.columns, strict=True)
+            if column.null_count < len(column)
+        ]
+    )
+
+
+def split(table: pa.Table, limit: int) -> list[pa.RecordBatch]:
+    """Consecutive batches of at most `limit` decoded bytes, or of one row.
+
+    A list element takes at least a bit, so a limit of 1 MiB also keeps every batch under 2^27 list elements.
+    """
+    if not table.num_rows:
+        return []
+    ends = np.cumsum(np.sum([_chunked_bytes(column) for column in table.columns], axis=0))
+    batches: list[pa.RecordBatch] = []
+    start = 0
+    while start < table.num_rows:
+        before = ends[start - 1] if start else 0.0
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        batches.append(table.slice(start, stop - start).combine_chunks().to_batches()[0])
+        start = stop
+    return batches
+
+
+def _chunked_bytes(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.concatenate([row_bytes(chunk) for chunk in column.chunks]) if column.num_chunks else np.zeros(0)
+
+
+def row_bytes(array: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Decoded bytes of each row, children included."""
+    type_ = array.type
+    if pa.types.is_struct(type_):
+        children = [row_bytes(array.field(i)) for i in range(type_.num_fields)]
+        return np.sum([np.full(len(array), 0.125), *children], axis=0)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
+        values = array.items if pa.types.is_map(type_) else array.values
+        sizes = row_bytes(values) + (row_bytes(array.keys) if pa.types.is_map(type_) else 0.0)
+        sums = np.concatenate([[0.0], np.cumsum(sizes)])
+        offsets = array.offsets.to_numpy()
+        return sums[offsets[1:]] - sums[offsets[:-1]] + 4.125
+    if pa.types.is_fixed_size_list(type_):
+        inner = row_bytes(array.flatten()) if not array.null_count else np.full(len(array) * type_.list_size, 8.0)
+        return inner.reshape(len(array), type_.list_size).sum(axis=1) + 0.125
+    if (
+        pa.types.is_string(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_large_binary(type_)
+    ):
+        lengths = pa.compute.binary_length(array).fill_null(0)
+        return lengths.to_numpy(zero_copy_only=False).astype(np.float64) + 4.125
+    return np.full(len(array), type_.bit_width / 8 + 0.125)

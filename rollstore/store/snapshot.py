@@ -1,0 +1,260 @@
+"""A snapshot: which rows are live at one moment, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from rollstore.errors import CorruptionError, StoreError
+from rollstore.schema import SYSTEM_COLUMNS, TABLES, conform
+from rollstore.store import commits
+from rollstore.store.columns import read_types
+from rollstore.store.filesystem import Filesystem, WriteHandle
+from rollstore.store.journal import FOLDER as JOURNALS
+from rollstore.store.journal import JournalView, view_journal
+from rollstore.store.names import JOURNAL, PART, new_id, stem
+from rollstore.store.part import Orphan, Part, open_part
+from rollstore.store.statistics import guarantees
+
+_TRIES = 10
+LEASES = "lease-"
+
+
+@dataclass
+class Cache:
+    """What a store remembers between snapshots. Parts never change; journals only grow."""
+
+    parts: dict[tuple[str, str], Part] = field(default_factory=dict)
+    orphans: set[tuple[str, str]] = field(default_factory=set)
+    journals: dict[str, JournalView] = field(default_factory=dict)
+    log: commits.Log = field(default_factory=commits.Log)
+
+
+@dataclass
+class Snapshot:
+    """The rows of one moment, fixed. Close it, or use it as a context manager, to give its lease back.
+
+    `names` are the live parts by table, `journals` the live journals with what was whole in them.
+    """
+
+    filesystem: Filesystem
+    log: commits.Log
+    names: dict[str, list[str]]
+    journals: list[JournalView]
+    types: dict[str, pa.DataType]
+    cache: Cache
+    unreadable: dict[str, CorruptionError] = field(default_factory=dict)
+    lease: WriteHandle | None = None
+    lease_file: str = ""
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.lease is not None:
+            self.lease.close()
+            self.lease = None
+            with suppress(OSError):  # what stays behind, vacuum removes
+                lock = self.filesystem.lock(self.lease_file)  # a forked child that still reads holds it too
+                if lock is not None:
+                    self.filesystem.delete(self.lease_file)
+                    lock.close()
+
+    def parts(self, table: str) -> list[Part]:
+        """The live parts of a table, in order of name. Files that are no part of ours are left out.
+
+        Raises CorruptionError where one is damaged, StoreError where one is gone.
+        """
+        _known(table)
+        found = [self._open(table, name) for name in self.names[table]]
+        return [part for part in found if part is not None]
+
+    def part(self, table: str, name: str) -> Part:
+        """One live part by its name. Raises as `parts`, and StoreError where the name is no part of the snapshot."""
+        part = self._open(table, name) if name in self.names[table] else None
+        if part is None:
+            raise StoreError(f"{table}/{name}{PART}: no part of the snapshot")
+        return part
+
+    def _open(self, table: str, name: str) -> Part | None:
+        key = (table, name)
+        if key in self.cache.orphans:
+            return None
+        if key not in self.cache.parts:
+            try:
+                self.cache.parts[key] = open_part(self.filesystem, table, name)
+            except Orphan:
+                self.cache.orphans.add(key)
+                return None
+            except FileNotFoundError as error:
+                raise StoreError(
+                    f"{table}/{name}{PART}: wanted a part of the snapshot, got no file; open a new one"
+                ) from error
+        return self.cache.parts[key]
+
+    def views(self, table: str) -> list[JournalView]:
+        """The live journals of a table. Raises CorruptionError where a journal cannot be read: it may hold rows of it."""
+        _known(table)
+        for error in self.unreadable.values():
+            raise error
+        return [view for view in self.journals if view.table == table]
+
+    def count(self, table: str) -> int:
+        """Rows of a table, from the parts' own statistics."""
+        return sum(part.rows for part in self.parts(table)) + sum(view.rows for view in self.views(table))
+
+    @cached_property
+    def _schemas(self) -> dict[str, pa.Schema]:
+        return {}
+
+    def schema(self, table: str) -> pa.Schema:
+        """The newest columns: the declared ones, unknown ones of a newer minor version, `x_`, the store's own."""
+        _known(table)
+        if table not in self._schemas:
+            newest = TABLES[table].arrow_schema
+            own = {column.name for column in SYSTEM_COLUMNS}
+            fields = {f.name: f for f in newest if f.name not in own}
+            held = [f for source in (*self.parts(table), *self.views(table)) for f in source.schema]
+            fields |= {
+                f.name: f for f in held if f.name not in fields and f.name not in own and not f.name.startswith("x_")
+            }
+            used = {f.name for f in held}
+            fields |= {name: pa.field(name, type_) for name, type_ in self.types.items() if name in used}
+            self._schemas[table] = pa.schema(
+                [*fields.values(), *(newest.field(n) for n in newest.names if n in own)], newest.metadata
+            )
+        return self._schemas[table]
+
+    def scan(
+        self, table: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:
+        """Rows as batches, parts first, in a fixed order; `where` skips parts by their statistics.
+
+        Raises ValueError on an unknown column, and while reading CorruptionError.
+        """
+        full = self.schema(table)
+        names = list(full.names if columns is None else columns)
+        if unknown := [name for name in names if name not in full.names]:
+            raise ValueError(f"columns: {table} has no column {', '.join(map(repr, unknown))}")
+        # The text of an expression names every column it looks at; a name found by chance is only read in vain.
+        tested = [] if where is None else [name for name in full.names if name in str(where) and name not in names]
+        wide = pa.schema([full.field(name) for name in [*names, *tested]], full.metadata)
+        narrow = pa.schema([full.field(name) for name in names], full.metadata)
+        parts = self.parts(table) if where is None else self.matching(table, where)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for source in (*parts, *self.views(table)):
+                for batch in source.batches(wide.names):
+                    fitted = fit(batch, wide, table)
+                    if where is None:
+                        yield fitted
+                    else:
+                        kept = pa.Table.from_batches([fitted], wide).filter(where).select(names)
+                        yield from (piece for piece in kept.combine_chunks().to_batches() if piece.num_rows)
+
+        return pa.RecordBatchReader.from_batches(narrow, rows())
+
+    def matching(self, table: str, where: pc.Expression) -> list[Part]:
+        """The parts whose statistics do not rule out a row for which `where` is true."""
+        full = self.schema(table)
+        kept = self.parts(table)
+        for column in full.names:
+            if column in str(where):
+                kept = _possible(kept, where, full, column)
+        return kept
+
+
+def _possible(parts: list[Part], where: pc.Expression, schema: pa.Schema, column: str) -> list[Part]:
+    """Parts with a row that can be true, by one column alone: Arrow simplifies the filter under each guarantee."""
+    format_, nowhere = ds.IpcFileFormat(), pafs.LocalFileSystem()
+    fragments: list[ds.Fragment] = []
+    always: set[str] = set()
+    for number, part in enumerate(parts):
+        cases = guarantees(part.statistics, schema, column)
+        if not cases:
+            always.add(str(number))
+        fragments += [format_.make_fragment(str(number), nowhere, partition_expression=case) for case in cases]
+    found = ds.FileSystemDataset(fragments, schema, format_, nowhere).get_fragments(filter=where) if fragments else ()
+    kept = always | {fragment.path for fragment in found}
+    return [part for number, part in enumerate(parts) if str(number) in kept]
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
+    """A batch in the columns of `schema`, absent ones null. Types of an older minor version are cast."""
+    arrays: list[pa.Array] = []
+    for target in schema:
+        index = batch.schema.get_field_index(target.name)
+        if index < 0:
+            arrays.append(pa.nulls(batch.num_rows, target.type))
+        elif batch.schema.field(index).type.equals(target.type):
+            arrays.append(batch.column(index))
+        else:
+            whole = conform(batch.select([target.name]), table, unknown="keep")
+            arrays.append(whole[target.name].cast(target.type).combine_chunks())
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def open_snapshot(filesystem: Filesystem, cache: Cache, *, lease: bool) -> Snapshot:
+    """Fix what is live now: open the journals listed, list the parts, read the log to its end, in this order.
+
+    So a journal sealed meanwhile is seen as journal or as part, never as neither; by name it counts once. A part that
+    is gone when it is looked for means that a compaction and a vacuum went by: start again.
+    """
+    cache.log = commits.read_log(filesystem, cache.log)
+    held, lease_file = _lease(filesystem, cache.log.number) if lease else (None, "")
+    for _ in range(_TRIES):
+        views, unreadable = _journals(filesystem, cache)
+        listed = {table: [s for f in filesystem.list(table) if (s := stem(f, PART))] for table in TABLES}
+        cache.log = log = commits.read_log(filesystem, cache.log)
+        names = {table: log.live(table, listed[table]) for table in TABLES}
+        if all(set(names[table]) <= set(listed[table]) for table in TABLES):
+            break
+    else:
+        raise StoreError(f"{filesystem.locate('')}: the log names parts that are not there")
+    cuts = {view.cut.name: view.cut.rows for view in views if view.cut is not None}
+    live = [
+        view.first(cuts[view.name]) if view.name in cuts else view
+        for view in views
+        if view.name not in listed[view.table] and not log.knows(view.table, view.name)
+    ]
+    return Snapshot(filesystem, log, names, live, read_types(filesystem), cache, unreadable, held, lease_file)
+
+
+def _journals(filesystem: Filesystem, cache: Cache) -> tuple[list[JournalView], dict[str, CorruptionError]]:
+    found: dict[str, JournalView] = {}
+    unreadable: dict[str, CorruptionError] = {}
+    for name in (stem(file, JOURNAL) for file in filesystem.list(JOURNALS)):
+        if name is None:
+            continue
+        try:
+            view = view_journal(filesystem, name, cache.journals.get(name))
+        except CorruptionError as error:
+            unreadable[name] = error
+        else:
+            found |= {} if view is None else {name: view}
+    cache.journals = found
+    return [view for view in found.values() if view.table in TABLES], unreadable
+
+
+def _lease(filesystem: Filesystem, number: int) -> tuple[WriteHandle | None, str]:
+    """A locked file that says up to which entry of the log this reader has read; vacuum leaves it what it needs."""
+    path = f"cache/{LEASES}{number:010d}-{new_id()}"
+    try:
+        return filesystem.create(path), path
+    except OSError:
+        return None, ""  # a folder we may only read: vacuum's grace period is the protection
+
+
+def _known(table: str) -> None:
+    if table not in TABLES:
+        raise ValueError(f"table: wanted one of {', '.join(TABLES)}, got {table!r}")

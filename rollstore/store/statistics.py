@@ -1,0 +1,98 @@
+"""What a part says about its rows, so that readers can leave it closed: counts, smallest and largest values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+COLUMNS = (
+    "rollout_id", "run_id", "environment", "step", "weight_version_min", "weight_version_max", "weight_versions",
+    "written_at", "evaluation_id", "weight_version", "train_run", "train_step", "created_at", "written_by",
+)  # fmt: skip
+"""Columns that get statistics where a table has them. Of a list, the values inside."""
+
+_LONGEST = 256  # characters of a text worth keeping twice
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Smallest and largest value of one column, None where it has none, and how many rows are null.
+
+    Timestamps are integers, microseconds since 1970. Of a list, `nulls` counts null lists.
+    """
+
+    min: Any
+    max: Any
+    nulls: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Rows of a part, and a range for each column that has one."""
+
+    rows: int
+    ranges: dict[str, Range]
+
+    def single(self, column: str) -> Any:
+        """The one value that every row has, or None."""
+        found = self.ranges.get(column)
+        return found.min if found and not found.nulls and found.min == found.max else None
+
+
+def statistics(table: pa.Table) -> Statistics:
+    """Statistics of a table's rows. A text longer than 256 characters leaves its column without a range."""
+    ranges: dict[str, Range] = {}
+    for name in COLUMNS:
+        if name not in table.column_names:
+            continue
+        column = table[name]
+        nulls = column.null_count
+        if pa.types.is_list(column.type):
+            column = pa.chunked_array([pc.list_flatten(chunk) for chunk in column.chunks], column.type.value_type)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        if pa.types.is_integer(column.type) or pa.types.is_string(column.type):
+            ends = pc.min_max(column).as_py()
+            if not any(isinstance(end, str) and len(end) > _LONGEST for end in ends.values()):
+                ranges[name] = Range(ends["min"], ends["max"], nulls)
+    return Statistics(table.num_rows, ranges)
+
+
+def encode(value: Statistics) -> str:
+    """As one line of JSON."""
+    ranges = {name: {"min": r.min, "max": r.max, "nulls": r.nulls} for name, r in value.ranges.items()}
+    return json.dumps({"rows": value.rows, "columns": ranges}, ensure_ascii=True, separators=(",", ":"))
+
+
+def decode(text: str) -> Statistics:
+    """Raises ValueError, KeyError or TypeError where the text is no statistics."""
+    document = json.loads(text)
+    ranges = {name: Range(r["min"], r["max"], int(r["nulls"])) for name, r in document["columns"].items()}
+    return Statistics(int(document["rows"]), ranges)
+
+
+def guarantees(value: Statistics, schema: pa.Schema, column: str) -> list[pc.Expression]:
+    """Expressions of which at least one holds for every row of the part. None known: an empty list."""
+    found = value.ranges.get(column)
+    if found is None or column not in schema.names or pa.types.is_list(schema.field(column).type):
+        return []
+    field, type_ = pc.field(column), schema.field(column).type
+    cases: list[pc.Expression] = []
+    if found.min is not None:
+        low, high = (
+            pa.scalar(_instant(end) if pa.types.is_timestamp(type_) else end, type_) for end in (found.min, found.max)
+        )
+        cases.append((field >= low) & (field <= high))
+    if found.nulls:
+        cases.append(field.is_null())
+    return cases
+
+
+def _instant(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)

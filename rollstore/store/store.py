@@ -1,0 +1,241 @@
+"""A store: open, append, get, scan, and its upkeep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from fsspec.utils import get_protocol
+
+from rollstore.errors import CorruptionError, StoreError, WriteError
+from rollstore.schema import TABLES, Rollout, from_table
+from rollstore.store import compact as _compact
+from rollstore.store import document
+from rollstore.store import recover as _recover
+from rollstore.store import verify as _verify
+from rollstore.store.filesystem import Filesystem, LocalFilesystem, read_file
+from rollstore.store.index import Index
+from rollstore.store.lookup import lookup
+from rollstore.store.names import FOLDERS, new_id
+from rollstore.store.part import FORMAT, Part, check_version
+from rollstore.store.snapshot import Cache, Snapshot, open_snapshot
+
+if TYPE_CHECKING:
+    from rollstore.writers.writer import Appendable, Writer
+
+ABOUT = "rollstore.json"
+_TICK = 50_000_000  # nanoseconds, above the clock tick of any file system in use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """What a store holds: rows, parts and bytes by table, live journals, orphans, and the end of the log."""
+
+    path: str
+    store_id: str
+    format: str
+    created_at: datetime
+    commits: int
+    tables: dict[str, TableInfo]
+    journals: int
+    orphans: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInfo:
+    rows: int
+    parts: int
+    bytes: int
+    rows_in_journals: int
+
+
+class Store:
+    """One store. Safe to share between threads; after a fork the child may go on using it."""
+
+    def __init__(self, filesystem: Filesystem, about: dict[str, Any]) -> None:
+        """Use `open`."""
+        self.filesystem = filesystem
+        self.store_id: str = about["store_id"]
+        self.created_at = datetime.fromisoformat(about["created_at"])
+        self.format: str = about["format"]
+        self._cache = Cache()
+        self._index = Index(filesystem)
+        self._last: tuple[tuple[int | None, ...], Snapshot] | None = None
+
+    @property
+    def path(self) -> str:
+        return self.filesystem.locate("").rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"Store({self.path!r})"
+
+    def writer(
+        self, run: str | None = None, source: str | None = None, table: str = "rollouts", **options: Any
+    ) -> Writer:
+        """A writer for one table. `run` fills run_id where it is null; `source` says who writes, for people.
+
+        `options`: seal_bytes, bytes of a journal after which it becomes a part.
+        """
+        from rollstore.writers.writer import Writer  # writers stand on the store: the store knows them only here
+
+        return Writer(self, table=table, run=run, source=source, **options)
+
+    def append(self, table: str, data: Appendable) -> None:
+        """Rows of any table, as one sealed part that survives power loss. Raises SchemaError, WriteError."""
+        with self.writer(table=table) as writer:
+            writer.append(data)
+
+    def snapshot(self) -> Snapshot:
+        """The rows of this moment, fixed; holds a lease until closed. Raises CorruptionError, StoreError."""
+        return open_snapshot(self.filesystem, self._cache, lease=True)
+
+    def get(self, rollout_id: str, segment: int | None = None) -> Any:
+        """The segments of a rollout as list[Rollout], or with `segment` that one Rollout.
+
+        Raises NotFoundError, and DuplicateError where one segment is stored with different contents.
+        """
+        try:
+            rows = lookup(self._current(), self._index, rollout_id, segment)
+        except (StoreError, FileNotFoundError):
+            # A part went, by a compaction and a vacuum, between two looks: no lease is held for so short a read.
+            self._last = None
+            rows = lookup(self._current(), self._index, rollout_id, segment)
+        found: list[Rollout] = from_table(rows)
+        return found if segment is None else found[0]
+
+    def _current(self) -> Snapshot:
+        """A snapshot of this moment without a lease; the last one, where nothing can have changed since."""
+        before = self._stamps()
+        if self._last is None or self._last[0] != before or None in before or not _unchanged(self._last[1]):
+            snapshot = open_snapshot(self.filesystem, self._cache, lease=False)
+            # A change in the same tick of the file system's clock leaves the same stamp: trust only older ones.
+            settled = all(stamp is not None and time.time_ns() - stamp > _TICK for stamp in before)
+            self._last = (before if settled else (), snapshot)
+        return self._last[1]
+
+    def _stamps(self) -> tuple[int | None, ...]:
+        return tuple(self.filesystem.stamp(folder) for folder in ("rollouts", "journal", "commits", "columns"))
+
+    def scan(
+        self, table: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> pa.RecordBatchReader:
+        """Rows of a table as they are now, batch by batch. Raises ValueError on an unknown column, CorruptionError."""
+        snapshot = self.snapshot()
+        reader = snapshot.scan(table, columns, where)
+
+        def rows() -> Any:
+            with snapshot:
+                yield from reader
+
+        return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+    def parts(self, table: str) -> list[Part]:
+        """The live parts of a table."""
+        return open_snapshot(self.filesystem, self._cache, lease=False).parts(table)
+
+    def compact(self, **options: Any) -> _compact.Report:
+        """Merge small parts into bigger ones, groups together. `options`: part_bytes, codec ("zstd", "lz4"), progress.
+
+        Raises CorruptionError, WriteError.
+        """
+        with self.snapshot() as snapshot:
+            return _guard(self.path, lambda: _compact.compact(snapshot, **options))
+
+    def vacuum(self, grace: float = _compact.GRACE) -> list[str]:
+        """Delete what was retired more than `grace` seconds ago and no open snapshot needs; returns the files."""
+        return _guard(self.path, lambda: _compact.vacuum(self.filesystem, grace=grace))
+
+    def recover(self, *, force: bool = False) -> _recover.Report:
+        """Seal what dead writers left, move aside what is no part. `force` goes past locks, where they do not work."""
+        return _guard(self.path, lambda: _recover.recover(self.filesystem, force=force))
+
+    def verify(self) -> list[_verify.Finding]:
+        """Check every byte and every row; what is wrong, as data."""
+        with self.snapshot() as snapshot:
+            return _verify.verify(snapshot)
+
+    def info(self) -> Info:
+        """Counts from the parts' own statistics. Raises CorruptionError where a part is damaged."""
+        with self.snapshot() as snapshot:
+            tables = {
+                name: TableInfo(
+                    rows=snapshot.count(name),
+                    parts=len(snapshot.parts(name)),
+                    bytes=sum(part.size for part in snapshot.parts(name)),
+                    rows_in_journals=sum(view.rows for view in snapshot.views(name)),
+                )
+                for name in TABLES
+            }
+            return Info(
+                path=self.path,
+                store_id=self.store_id,
+                format=self.format,
+                created_at=self.created_at,
+                commits=snapshot.log.number,
+                tables=tables,
+                journals=len(snapshot.journals),
+                orphans=tuple(_recover.orphans(self.filesystem, snapshot.log)),
+            )
+
+
+def open(path: str | os.PathLike[str], create: bool = False) -> Store:
+    """Open the store in a folder; with `create`, make it where there is none.
+
+    Raises StoreError where there is no store, or the place cannot hold one, and VersionError where it is newer than
+    this library.
+    """
+    filesystem = LocalFilesystem(_local(path))
+    return open_on(filesystem, create=create)
+
+
+def open_on(filesystem: Filesystem, *, create: bool = False) -> Store:
+    """As `open`, on any implementation of the file verbs."""
+    try:
+        data = read_file(filesystem, ABOUT)
+    except (FileNotFoundError, NotADirectoryError):
+        if not create:
+            raise StoreError(f"{filesystem.locate('')}: wanted a store, found no {ABOUT} there") from None
+        _guard(filesystem.locate(""), lambda: _create(filesystem))
+        data = read_file(filesystem, ABOUT)
+    where = filesystem.locate(ABOUT)
+    check_version(str(document.parse(data, where).get("format", "")), FORMAT, f"{where}: format")
+    return Store(filesystem, document.decode(data, where))
+
+
+def _unchanged(snapshot: Snapshot) -> bool:
+    return all(view.handle.size() == view.end + view.rest for view in snapshot.journals)
+
+
+def _create(filesystem: Filesystem) -> None:
+    if foreign := [name for name in filesystem.list("") if not name.startswith(".")]:
+        raise StoreError(f"{filesystem.locate('')}: wanted an empty folder for a new store, found {foreign[0]}")
+    for folder in (*TABLES, *FOLDERS):
+        filesystem.make_folder(folder)
+    about = {"format": FORMAT, "store_id": new_id(), "created_at": datetime.now(UTC).isoformat(timespec="microseconds")}
+    with contextlib.suppress(FileExistsError):  # another process made it at the same time
+        document.publish(filesystem, ABOUT, about)
+
+
+def _local(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    protocol = get_protocol(text)
+    if protocol not in ("file", "local"):
+        raise StoreError(f"{text}: wanted a local path, got a {protocol} address; remote stores are not supported yet")
+    return text.removeprefix("file://").removeprefix("local://")
+
+
+def _guard(where: str, action: Any) -> Any:
+    """An operating system's refusal as a typed error."""
+    try:
+        return action()
+    except (StoreError, CorruptionError):
+        raise
+    except OSError as error:
+        raise WriteError(f"{where}: {error.strerror or error}") from error

@@ -1,0 +1,104 @@
+"""Check a snapshot whole: every byte under its sum, every rule of the schema, every promise between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pyarrow as pa
+
+from rollstore.errors import RollstoreError
+from rollstore.schema import TABLES, problems
+from rollstore.store import commits, frame
+from rollstore.store.columns import read_types
+from rollstore.store.crosscheck import Rows
+from rollstore.store.finding import Finding
+from rollstore.store.journal import JournalView, journal_file
+from rollstore.store.names import PART, stem
+from rollstore.store.part import Part
+from rollstore.store.recover import orphans
+from rollstore.store.snapshot import Snapshot
+
+Progress = Callable[[str, int], None]
+
+
+def verify(snapshot: Snapshot, progress: Progress | None = None) -> list[Finding]:
+    """Everything wrong with a snapshot, in order of table and file; an empty list where it is whole.
+
+    `progress` is called with each file read and its number of bytes.
+    """
+    found: list[Finding] = []
+    for table in TABLES:
+        rows = Rows(table)
+        for source in _sources(snapshot, table, found):
+            found += _file(source, rows)
+            if progress is not None:
+                progress(source.file, source.size)
+        found += rows.findings()
+    found += _rest(snapshot)
+    return found
+
+
+def _sources(snapshot: Snapshot, table: str, found: list[Finding]) -> Iterator[Part | JournalView]:
+    for name in snapshot.names[table]:
+        try:
+            part = snapshot.part(table, name)
+            part.check_head()
+            yield part
+        except (RollstoreError, OSError) as error:
+            if (table, name) not in snapshot.cache.orphans:
+                found.append(_error("damaged", table, f"{table}/{name}{PART}", str(error)))
+    yield from (view for view in snapshot.journals if view.table == table)
+
+
+def _file(source: Part | JournalView, rows: Rows) -> Iterator[Finding]:
+    """The batches of one file: sums, Arrow's validation, the schema's rules. Good rows go to the checks across rows."""
+    table = source.table
+    for number in range(source.batch_count):
+        try:
+            batch = source.batch(number)
+        except (RollstoreError, OSError) as error:
+            yield _error("damaged", table, source.file, str(error), batch=number)
+            continue
+        for problem in problems(pa.Table.from_batches([batch]), table):
+            yield _error(problem.kind, table, source.file, str(problem), batch=number, row=problem.row)
+        rows.add(source, number, batch)
+
+
+def _rest(snapshot: Snapshot) -> Iterator[Finding]:
+    """What belongs to no table: the log, the columns' types, unfinished journals, files that are none of ours."""
+    try:
+        commits.read_log(snapshot.filesystem, commits.Log())
+        types = read_types(snapshot.filesystem)
+    except RollstoreError as error:
+        yield _error("damaged", "", commits.FOLDER, str(error))
+        types = {}
+    for source in _opened(snapshot):
+        for field in source.schema:
+            if field.name.startswith("x_") and types.get(field.name) != field.type:
+                message = f"{field.name}: wanted {types.get(field.name)}, got {field.type}"
+                yield _error("wrong_type", source.table, source.file, message)
+    for name, error in snapshot.unreadable.items():
+        yield _error("damaged", "", journal_file(name), str(error))
+    for view in snapshot.journals:
+        if view.rest:
+            rest = view.handle.read(view.end, view.rest)
+            level: Literal["error", "note"] = "note" if frame.is_unfinished(rest) else "error"
+            message = f"{view.rest} bytes after the last whole batch"
+            yield Finding(level=level, kind="torn", table=view.table, part=journal_file(view.name), message=message)
+    for file in orphans(snapshot.filesystem, snapshot.log):
+        # A file under one of our names may have been a part once; any other is only in the way.
+        level = "error" if stem(file.rpartition("/")[2], PART) else "note"
+        yield Finding(
+            level=level, kind="orphan", table=file.partition("/")[0], part=file, message="no part; never read"
+        )
+
+
+def _opened(snapshot: Snapshot) -> Iterator[Part | JournalView]:
+    for table in TABLES:
+        yield from (part for name in snapshot.names[table] if (part := snapshot.cache.parts.get((table, name))))
+    yield from snapshot.journals
+
+
+def _error(kind: str, table: str, part: str, message: str, batch: int | None = None, row: int | None = None) -> Finding:
+    return Finding(level="error", kind=kind, table=table, part=part, batch=batch, row=row, message=message)

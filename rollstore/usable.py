@@ -1,0 +1,130 @@
+"""May a recorded log-prob be the denominator of a ratio? One function decides, for losses and for replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform:
+    """What the trainer did to its own logits before it took log-probs. The caller declares it; nothing infers it.
+
+    temperature: divided the logits by the temperature recorded for each action.
+    filters: applied the recorded top-k, top-p and min-p to its own tempered distribution and renormalised.
+    support: renormalised over the recorded support of each action. Covers whatever only removes tokens.
+    penalties: applied the recorded penalties, logit bias, bad words, min_tokens and grammar.
+    """
+
+    temperature: bool = False
+    filters: bool = False
+    support: bool = False
+    penalties: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """What of a sampler's settings decides the distribution that was drawn from.
+
+    temperature: None when it was not recorded. top_k: 0 keeps all. reshaped: names of the settings that move logits
+    (penalties, logit bias). removed: names of those that only take tokens away (bad words, min_tokens, grammar).
+    honoured: False when the engine said that it did not do what was asked.
+    """
+
+    temperature: float | None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    reshaped: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    honoured: bool = True
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The active filters, as `top_p=0.9`."""
+        active = {"top_k": self.top_k > 0, "top_p": self.top_p < 1.0, "min_p": self.min_p > 0.0}
+        return tuple(f"{name}={getattr(self, name):g}" for name, on in active.items() if on)
+
+
+class Verdict(NamedTuple):
+    """Whether the log-prob may be a denominator, and why not."""
+
+    usable: bool
+    reason: str
+
+
+def draw(sampler: Any) -> Draw:
+    """The `Draw` of a recorded sampler: any object with the attributes of `rollstore.schema.Sampler`.
+
+    A filter or penalty that is null was not asked for; a temperature that is null is unknown.
+    """
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    reshaped = [name for name, value in neutral.items() if getattr(sampler, name, None) not in (None, value)]
+    if getattr(sampler, "logit_bias", None):
+        reshaped.append("logit_bias")
+    removing = ("bad_words", "min_tokens", "grammar")
+    removed = [name for name in removing if getattr(sampler, name, None)]
+    top_k, top_p, min_p = (getattr(sampler, name, None) for name in ("top_k", "top_p", "min_p"))
+    return Draw(
+        temperature=sampler.temperature,
+        top_k=max(0, top_k or 0),
+        top_p=1.0 if top_p is None else top_p,
+        min_p=min_p or 0.0,
+        reshaped=tuple(reshaped),
+        removed=tuple(removed),
+        honoured=getattr(sampler, "applied", None) is not False,
+    )
+
+
+def usable_as_behavior(kind: str | None, sampler: Any, trainer_transform: Transform) -> Verdict:
+    """Decide whether a recorded log-prob may stand below a ratio whose numerator is the trainer's log-prob.
+
+    Two things must hold: the number is of the distribution that really drew the token, and the trainer's number is of
+    the same transform of its own logits, so that equal weights give a ratio of 1.
+
+    kind: `behavior`, `tempered`, `raw`, `unknown` or None (not recorded). sampler: a recorded sampler, a `Draw`, or
+    None (not recorded). Pure and total: it never raises on a record.
+    """
+    if kind is None or kind == "unknown":
+        return Verdict(False, "the kind of the log-prob was not recorded, so it is of no known distribution")
+    if kind not in ("behavior", "tempered", "raw"):
+        return Verdict(False, f"kind {kind!r} is not one that this version knows")
+    if sampler is None:
+        return Verdict(False, "no sampler was recorded for it, so what the trainer would have to apply is unknown")
+    drawn = sampler if isinstance(sampler, Draw) else draw(sampler)
+    if not drawn.honoured:
+        return Verdict(False, "the engine did not honour its sampler, so what was drawn from is unknown")
+    if drawn.temperature is None:
+        return Verdict(False, "its temperature was not recorded")
+    if drawn.temperature == 0.0:
+        return Verdict(False, "temperature 0 draws from no distribution")
+    lost = _lost(kind, drawn)
+    if lost:
+        return Verdict(False, f"a {kind} log-prob was recorded, which leaves out {', '.join(lost)}")
+    missing = _missing(drawn, trainer_transform)
+    if missing:
+        return Verdict(False, f"the trainer did not declare that it applied {', '.join(missing)}")
+    return Verdict(True, "")
+
+
+def _lost(kind: str, drawn: Draw) -> list[str]:
+    """Transforms between the distribution the number is of and the one that drew."""
+    if kind == "behavior":
+        return []
+    lost = [*drawn.filters, *drawn.removed]
+    if kind == "raw":
+        tempered = [] if drawn.temperature == 1.0 else [f"temperature={drawn.temperature:g}"]
+        lost = [*tempered, *lost, *drawn.reshaped]
+    return lost
+
+
+def _missing(drawn: Draw, done: Transform) -> list[str]:
+    """Transforms that drew and that the trainer did not declare."""
+    missing = [] if done.temperature or drawn.temperature == 1.0 else [f"temperature={drawn.temperature:g}"]
+    if not (done.filters or done.support):
+        missing += drawn.filters
+    if not (done.penalties or done.support):
+        missing += drawn.removed
+    if not done.penalties:
+        missing += drawn.reshaped
+    return missing

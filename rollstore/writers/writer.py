@@ -1,0 +1,265 @@
+"""The writer: append, flush, seal, close."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollstore.errors import RollstoreError, SchemaError, StoreError, WriteError
+from rollstore.schema import SYSTEM_COLUMNS, Problem, Rollout, prepare, to_table
+from rollstore.store import frame
+from rollstore.store.columns import publish_types, read_types
+from rollstore.store.journal import Cut, Journal
+from rollstore.store.names import new_id, part_name
+from rollstore.store.part import split, without_null_columns
+from rollstore.store.seal import Sealer
+from rollstore.store.store import Store
+
+_T = TypeVar("_T")
+Appendable = Rollout | Sequence[Rollout] | pa.RecordBatch | pa.Table
+
+SEAL_BYTES = 64 << 20
+"""Bytes of a journal after which it becomes a part."""
+
+FRAME_BYTES = 1 << 20
+"""Decoded bytes that are written without being asked to."""
+
+
+class Writer:
+    """Appends rows to one table. Threads may share it; a forked child starts afresh and leaves the parent's file alone.
+
+    `append` returns when the rows are in the writer, `flush` when they survive the death of the process,
+    `flush(sync=True)` when they survive power loss.
+    """
+
+    def __init__(
+        self, store: Store, *, table: str = "rollouts", run: str | None = None, source: str | None = None,
+        seal_bytes: int = SEAL_BYTES,
+    ) -> None:  # fmt: skip
+        self.table, self.run, self.source, self.seal_bytes = table, run, source, seal_bytes
+        self._store = store
+        self._filesystem = store.filesystem
+        self._types = read_types(store.filesystem)
+        self._closed = False
+        self._start()
+        _WRITERS.add(self)
+
+    def _start(self) -> None:
+        """State of a writer that has written nothing, under an identity of its own."""
+        self._lock = threading.RLock()
+        self._id, self._sequence = new_id(), 0
+        self._columns: set[str] = set()
+        self._pending: list[pa.Table] = []
+        self._pending_bytes = 0
+        self._journal: Journal | None = None
+        self._abandoned: Journal | None = None
+        self._sealer = Sealer(self._filesystem)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, data: Appendable) -> None:
+        """Take rows. All of them or none: SchemaError lists every problem of every row.
+
+        Raises WriteError where earlier rows fill the buffer and cannot be written; the rows of this call are then not
+        taken, and the writer goes on when there is room.
+        """
+        table = self._checked(data)
+        with self._lock:
+            self._open_for_use()
+            table = self._guard(lambda: publish_types(self._filesystem, table, self._types))
+            if self._pending_bytes >= FRAME_BYTES:
+                self._guard(self._write)
+            self._pending.append(table)
+            self._pending_bytes += table.nbytes
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Rows taken so far survive the death of this process; with `sync`, power loss.
+
+        Raises WriteError; the rows then stay in the writer, and a later flush tries again.
+        """
+        with self._lock:
+            self._open_for_use()
+            self._guard(self._write)
+            if sync:
+                self._guard(self._sync)
+
+    def seal(self) -> None:
+        """Rows taken so far become a part. Returns when it is published. Raises WriteError."""
+        with self._lock:
+            self._open_for_use()
+            self._guard(self._write)
+            self._rotate()
+            self._guard(self._sealer.drain)
+
+    def close(self) -> None:
+        """Flush, seal, and let the files go. Raises WriteError; the rows then wait in a journal, or in the writer.
+
+        Closing twice is no error; closing again after an error tries again.
+        """
+        with self._lock:
+            if not self._closed:
+                self.seal()
+                self._closed = True
+
+    def rollout(self, **fields: Any) -> Any:
+        """Record one rollout turn by turn; see `rollstore.writers.recorder.Recorder`."""
+        from rollstore.writers.recorder import Recorder  # a sibling that builds on this class
+
+        return Recorder(self, **fields)
+
+    def _checked(self, data: Appendable) -> pa.Table:
+        if isinstance(data, Rollout):
+            data = [data]
+        if not isinstance(data, pa.RecordBatch | pa.Table):
+            if self.table != "rollouts":
+                raise TypeError(f"{self.table}: wanted a RecordBatch or Table, got {type(data).__name__}")
+            data = to_table(list(data))
+        table = prepare(data, self.table)
+        if self.run is not None and "run_id" in table.column_names:
+            table = _with_run(table, self.run)
+        if "written_at" in table.column_names:
+            field = table.schema.field("written_at")
+            filled = pc.fill_null(table["written_at"], pa.scalar(datetime.now(UTC), field.type))
+            table = table.set_column(table.schema.get_field_index("written_at"), field, filled)
+        return table
+
+    def _write(self) -> None:
+        """Everything pending goes into the journal; if the last one was abandoned, a new one takes over first."""
+        if self._abandoned is not None:
+            self._open(self._abandoned.schema)
+        if not self._pending:
+            return
+        rows = pa.concat_tables(self._pending, promote_options="default")
+        self._columns |= set(without_null_columns(rows).column_names)
+        if self._journal is not None and not self._journal.columns >= self._columns:
+            self._rotate()  # a journal's columns are fixed: the first value of another column begins the next journal
+        schema = _journal_schema(rows.schema, self._columns)
+        done = 0
+        try:
+            for batch in split(rows.select([name for name in schema.names if name in rows.column_names]), FRAME_BYTES):
+                journal = self._journal or self._open(schema)
+                self._put(journal, batch)
+                done += batch.num_rows
+                if journal.size >= self.seal_bytes:
+                    self._rotate()
+                    self._sealer.start()
+        finally:
+            rest = rows.slice(done)
+            self._pending = [rest] if rest.num_rows else []
+            self._pending_bytes = rest.nbytes
+
+    def _put(self, journal: Journal, batch: pa.RecordBatch) -> None:
+        numbers = range(journal.rows, journal.rows + batch.num_rows)
+        origin = {
+            "written_by": pa.array([journal.name] * batch.num_rows, pa.string()),
+            "written_row": pa.array(numbers, pa.int64()),
+        }
+        held = dict(zip(batch.schema.names, batch.columns, strict=True)) | origin
+        arrays = [held[f.name] if f.name in held else pa.nulls(batch.num_rows, f.type) for f in journal.schema]
+        message = frame.encode_message(pa.RecordBatch.from_arrays(arrays, schema=journal.schema))
+        try:
+            journal.write(message, batch.num_rows)
+        except OSError:
+            if journal.broken:
+                self._abandoned, self._journal = journal, None
+            raise
+
+    def _open(self, schema: pa.Schema) -> Journal:
+        """The next journal. It takes over the unsynced rows of an abandoned one, which then keeps only the synced."""
+        old = self._abandoned
+        cut = None if old is None else Cut(old.name, old.synced_rows)
+        self._sequence += 1
+        name = part_name(self._id, self._sequence)
+        self._journal = Journal(
+            self._filesystem, self.table, name, schema, self.source, cut, [] if old is None else old.unsynced
+        )
+        if old is not None:
+            self._sealer.add(old, old.synced_rows, last=False)
+            self._abandoned = None
+        return self._journal
+
+    def _rotate(self) -> None:
+        if self._journal is not None:
+            self._sealer.add(self._journal, self._journal.rows, last=True)
+            self._journal = None
+
+    def _sync(self) -> None:
+        """Rows in the journal, and those in journals being sealed, survive power loss."""
+        if self._journal is not None:
+            try:
+                self._journal.sync()
+            except OSError:
+                self._abandoned, self._journal = self._journal, None
+                raise
+        self._sealer.drain()
+
+    def _open_for_use(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self._store.path}: the writer is closed")
+
+    def _guard(self, action: Callable[[], _T]) -> _T:
+        """An operating system's refusal as a typed error."""
+        try:
+            return action()
+        except RollstoreError:
+            raise
+        except OSError as error:
+            raise WriteError(f"{self._store.path}: {error.strerror or error}; nothing acknowledged is lost") from error
+
+    def after_fork(self) -> None:
+        """In a forked child: the file, its lock and the rows under way belong to the parent."""
+        for journal in (self._journal, self._abandoned):
+            if journal is not None:
+                journal.close()
+        self._sealer.forget()
+        self._start()
+
+
+def _with_run(table: pa.Table, run: str) -> pa.Table:
+    column = table["run_id"]
+    other = pc.fill_null(pc.not_equal(column, run), False).to_pylist()
+    found = [
+        Problem(
+            column="run_id",
+            kind="other_run",
+            row=row,
+            found=repr(column[row].as_py()),
+            wanted=f"{run!r}, the writer's run",
+        )
+        for row, differs in enumerate(other)
+        if differs
+    ]
+    if found:
+        raise SchemaError(found)
+    return table.set_column(
+        table.schema.get_field_index("run_id"), table.schema.field("run_id"), pc.fill_null(column, run)
+    )
+
+
+def _journal_schema(schema: pa.Schema, columns: set[str]) -> pa.Schema:
+    """The fields that have a value so far, in their order, and always the rows' origin at the end."""
+    own = [column.field for column in SYSTEM_COLUMNS]
+    names = {field.name for field in own}
+    return pa.schema([*(f for f in schema if f.name in columns and f.name not in names), *own], schema.metadata)
+
+
+_WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for writer in list(_WRITERS):
+        writer.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,45 @@
+"""The command line in process, and a store to run it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rollstore.cli import app
+from rollstore.store.store import open as open_store
+from tests.cli import story
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def shown_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with the story in it, one part. For reading."""
+    path = str(tmp_path_factory.mktemp("cli") / "store")
+    with open_store(path, create=True).writer(source="story") as writer:
+        writer.append(story.others())
+        writer.flush()
+        writer.append(story.conversation())
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A store of one's own, to break."""
+    path = str(tmp_path / "store")
+    with open_store(path, create=True).writer() as writer:
+        writer.append(story.others())
+    return path
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run a command line in this process; nothing it raises passes through but its exit status."""
+
+    def invoke(*arguments: str, **options: object) -> Result:
+        return CliRunner().invoke(app, list(arguments), **options)
+
+    return invoke

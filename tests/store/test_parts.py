@@ -1,0 +1,184 @@
+"""Sealed parts: bounded batches, statistics, columns left out, and refusal of what is newer or not ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from conftest import rollout
+
+from rollstore.errors import CorruptionError, StoreError, VersionError
+from rollstore.store import frame, statistics
+from rollstore.store.filesystem import LocalFilesystem
+from rollstore.store.part import Orphan, open_part, row_bytes, split, write_part
+from rollstore.store.store import Store
+
+META = {"rollstore.schema": "1.0", "rollstore.table": "scores"}
+NAME = "20260101T000000-" + "a" * 32 + "-000001"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> LocalFilesystem:
+    filesystem = LocalFilesystem(tmp_path)
+    filesystem.make_folder("scores")
+    filesystem.make_folder("staging")
+    return filesystem
+
+
+def table(**columns: object) -> pa.Table:
+    return pa.table(columns).replace_schema_metadata(META)
+
+
+def test_batches_hold_at_most_the_limit_or_one_row_and_keep_the_order() -> None:
+    sizes = [10, 300_000, 5, 5, 2_000_000, 7]
+    lists = pa.array([np.arange(n, dtype=np.int32) for n in sizes], pa.list_(pa.int32()))
+    rows = pa.table({"tokens": lists, "n": sizes})
+    batches = split(rows, 1 << 20)
+    assert [n for batch in batches for n in batch.column("n").to_pylist()] == sizes
+    assert all(batch.num_rows == 1 or row_bytes(batch.column("tokens")).sum() <= 1 << 20 for batch in batches)
+    assert len(batches) == 5
+
+
+def test_batches_cross_the_chunks_of_a_table() -> None:
+    rows = pa.concat_tables([pa.table({"n": [i]}) for i in range(100)])
+    assert [batch.num_rows for batch in split(rows, 1 << 20)] == [100]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([[1, 2], None, []], pa.list_(pa.int32())),
+        pa.array([[1, 2], None, []], pa.large_list(pa.int32())),
+        pa.array(["abc", None, ""]),
+        pa.array([b"abc", None, b""], pa.large_binary()),
+        pa.array([{"a": 1, "b": ["x"]}, None, {"a": 2, "b": None}]),
+        pa.array([[{"a": 1}], [], None]),
+        pa.array([[("k", "v")], None, []], pa.map_(pa.string(), pa.string())),
+        pa.array([[1, 2], [3, 4], None], pa.list_(pa.int32(), 2)),
+        pa.array([True, None, False]),
+        pa.array([1, None, 3], pa.timestamp("us", "UTC")),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_the_size_of_a_row_is_told_for_every_type_and_every_slice(array: pa.Array) -> None:
+    sizes = row_bytes(array)
+    assert len(sizes) == len(array)
+    assert (sizes > 0).all()
+    assert row_bytes(array.slice(1, 2)).tolist() == pytest.approx(sizes[1:].tolist())
+
+
+def test_a_column_of_nulls_is_left_out_of_the_file(place: LocalFilesystem) -> None:
+    write_part(place, "scores", NAME, table(a=[1, 2], b=pa.nulls(2, pa.list_(pa.string())), c=["x", None]))
+    part = open_part(place, "scores", NAME)
+    assert part.schema.names == ["a", "c"]
+    assert pa.Table.from_batches(part.batches()).to_pydict() == {"a": [1, 2], "c": ["x", None]}
+
+
+def test_statistics_name_ends_counts_and_nulls(place: LocalFilesystem) -> None:
+    rows = table(
+        rollout_id=["b", "a", "c"],
+        step=[3, None, 9],
+        weight_versions=pa.array([[5, None], None, [7, 6]], pa.list_(pa.int64())),
+        created_at=pa.array([10, 20, None], pa.timestamp("us", "UTC")),
+        environment=["gsm", "gsm", "gsm"],
+    )
+    write_part(place, "scores", NAME, rows, source="me")
+    part = open_part(place, "scores", NAME)
+    assert part.rows == 3
+    assert part.source == "me"
+    assert part.statistics.ranges == {
+        "rollout_id": statistics.Range("a", "c", 0),
+        "step": statistics.Range(3, 9, 1),
+        "weight_versions": statistics.Range(5, 7, 1),
+        "created_at": statistics.Range(10, 20, 1),
+        "environment": statistics.Range("gsm", "gsm", 0),
+    }
+    assert part.statistics.single("environment") == "gsm"
+    assert part.statistics.single("step") is None
+
+
+def test_a_text_too_long_to_keep_twice_has_no_range() -> None:
+    assert statistics.statistics(table(rollout_id=["a", "z" * 300])).ranges == {}
+
+
+def test_one_batch_and_chosen_columns_are_read_alone(place: LocalFilesystem) -> None:
+    write_part(place, "scores", NAME, table(a=list(range(1000)), b=["x" * 100] * 1000), batch_bytes=10_000)
+    part = open_part(place, "scores", NAME)
+    assert len(part.tail.batches) > 5
+    assert part.batch(3, ["a"]).to_pydict() == {"a": list(range(part.first_rows[3], part.first_rows[4]))}
+
+
+def test_the_same_bytes_under_the_name_are_success_and_others_an_error(place: LocalFilesystem) -> None:
+    write_part(place, "scores", NAME, table(a=[1]))
+    write_part(place, "scores", NAME, table(a=[1]))
+    with pytest.raises(StoreError, match="free name"):
+        write_part(place, "scores", NAME, table(a=[2]))
+    assert place.list("staging") == []
+
+
+def test_a_part_under_another_name_is_refused(place: LocalFilesystem) -> None:
+    write_part(place, "scores", NAME, table(a=[1]))
+    other = NAME.replace("-000001", "-000002")
+    place.publish(f"scores/{NAME}.arrow", f"scores/{other}.arrow")
+    with pytest.raises(CorruptionError, match="wanted part"):
+        open_part(place, "scores", other)
+
+
+def rewritten(place: LocalFilesystem, metadata: dict[str, str], schema: dict[str, str]) -> None:
+    rows = pa.table({"a": [1]}).replace_schema_metadata(schema)
+    text = statistics.encode(statistics.statistics(rows))
+    about = {"rollstore.table": "scores", "rollstore.part": NAME, "rollstore.statistics": text, **metadata}
+    (place.root / f"scores/{NAME}.arrow").write_bytes(frame.encode_file(rows.schema, rows.to_batches(), about))
+
+
+def test_a_newer_major_layout_or_schema_is_refused_and_a_newer_minor_read(place: LocalFilesystem) -> None:
+    rewritten(place, {"rollstore.format": "2.0"}, META)
+    with pytest.raises(VersionError, match=r"format: wanted at most 1\.x, got 2\.0"):
+        open_part(place, "scores", NAME)
+    rewritten(place, {"rollstore.format": "1.0"}, {"rollstore.schema": "2.0"})
+    with pytest.raises(VersionError, match=r"schema: wanted at most 1\.x, got 2\.0"):
+        open_part(place, "scores", NAME)
+    rewritten(place, {"rollstore.format": "1.9"}, {"rollstore.schema": "1.7"})
+    assert open_part(place, "scores", NAME).rows == 1
+
+
+def test_a_plain_arrow_file_is_no_part(place: LocalFilesystem) -> None:
+    with pa.OSFile(place.locate(f"scores/{NAME}.arrow"), "wb") as sink, pa.ipc.new_file(sink, pa.schema([])) as writer:
+        writer.write_batch(pa.RecordBatch.from_pydict({}, schema=pa.schema([])))
+    with pytest.raises(Orphan):
+        open_part(place, "scores", NAME)
+
+
+def test_a_part_cut_at_any_length_is_damaged_or_none_of_ours(place: LocalFilesystem) -> None:
+    write_part(place, "scores", NAME, table(a=[1, 2, 3]))
+    path = Path(place.locate(f"scores/{NAME}.arrow"))
+    data = path.read_bytes()
+    kinds = set()
+    for length in range(0, len(data), 3):
+        path.write_bytes(data[:length])
+        with pytest.raises((CorruptionError, Orphan)) as caught:
+            open_part(place, "scores", NAME)
+        kinds.add(caught.type)
+    assert kinds == {CorruptionError, Orphan}
+
+
+def test_parts_that_cannot_match_are_not_opened(store: Store) -> None:
+    for step in (1, 2, 3, None):
+        store.append("rollouts", [rollout(f"r{step}", step=step)])
+    with store.snapshot() as snapshot:
+
+        def chosen(where: pc.Expression) -> list[str]:
+            return [part.statistics.ranges["rollout_id"].min for part in snapshot.matching("rollouts", where)]
+
+        step = pc.field("step")
+        assert sorted(chosen(step == 2)) == ["r2"]
+        assert sorted(chosen(step > 1)) == ["r2", "r3"]
+        assert sorted(chosen((step == 2) & (pc.field("rollout_id") == "r3"))) == []
+        assert "rNone" in chosen(step.is_null())
+        assert "rNone" in chosen(~step.is_valid() | (step == 3))
+        assert sorted(chosen(pc.field("reward") > 0)) == ["r1", "r2", "r3", "rNone"]
+    found = store.scan("rollouts", ["rollout_id"], where=pc.field("step").isin([1, 3])).read_all()
+    assert sorted(found.column(0).to_pylist()) == ["r1", "r3"]

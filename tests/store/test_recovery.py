@@ -1,0 +1,190 @@
+"""What the dead left: sealed once, moved aside, or left alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import errors, ids, once, rollout
+
+from rollstore.errors import CorruptionError
+from rollstore.store.store import Store, open_on
+from rollstore.store.store import open as open_store
+from rollstore.testing import MemoryFilesystem
+
+
+def left_behind(disk: MemoryFilesystem, *names: str) -> str:
+    """A journal with these rows whose writer died; returns its file."""
+    writer = open_on(disk).writer()
+    for name in names:
+        writer.append(rollout(name))
+        writer.flush()
+    file = next(f for f in disk.list("journal"))
+    disk.kill()
+    return f"journal/{file}"
+
+
+def overwrite(disk: MemoryFilesystem, path: str, data: bytes) -> None:
+    handle = disk.lock(path)
+    assert handle is not None
+    handle.truncate(0)
+    handle.write(0, data)
+    handle.close()
+
+
+def contents(disk: MemoryFilesystem, path: str) -> bytes:
+    handle = disk.open(path)
+    return handle.read(0, handle.size())
+
+
+def test_a_dead_writer_s_journal_becomes_a_part_of_the_same_name(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a", "b")
+    report = open_on(disk).recover()
+    assert [f"journal/{name}.arrows" for name in report.sealed] == [file]
+    assert [part.name for part in open_on(disk).parts("rollouts")] == report.sealed
+    assert ids(open_on(disk)) == once("a", "b")
+
+
+def test_a_living_writer_s_journal_is_left_alone(disk: MemoryFilesystem) -> None:
+    store = open_on(disk)
+    with store.writer() as writer:
+        writer.append(rollout("a"))
+        writer.flush()
+        report = store.recover()
+        assert list(report.kept.values()) == ["its writer holds it"]
+        assert report.sealed == []
+        writer.append(rollout("b"))
+    assert ids(store) == once("a", "b")
+
+
+def test_recovering_twice_changes_nothing(disk: MemoryFilesystem) -> None:
+    left_behind(disk, "a")
+    store = open_on(disk)
+    store.recover()
+    again = store.recover()
+    assert (again.sealed, again.deleted, again.moved, again.kept) == ([], [], [], {})
+
+
+def test_a_journal_that_comes_back_after_its_part_was_published_is_deleted(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a")
+    data = contents(disk, file)
+    store = open_on(disk)
+    store.recover()
+    disk.create(file).write(0, data)
+    disk.kill()
+    assert ids(open_on(disk)) == once("a")
+    assert store.recover().deleted
+    assert ids(store) == once("a")
+
+
+def test_a_journal_whose_name_was_retired_never_counts_again_even_after_vacuum(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a")
+    data = contents(disk, file)
+    store = open_on(disk)
+    store.recover()
+    store.append("rollouts", [rollout("b")])
+    store.compact()
+    disk.age(1_000_000)
+    assert len(store.vacuum()) == 2
+    disk.create(file).write(0, data)
+    disk.kill()
+    assert ids(open_on(disk)) == once("a", "b")
+    assert open_on(disk).recover().deleted
+    assert ids(open_on(disk)) == once("a", "b")
+    assert open_on(disk).get("a")
+
+
+def test_a_journal_cut_at_any_length_gives_its_whole_batches(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a", "b", "c")
+    data = contents(disk, file)
+    seen = set()
+    for length in range(0, len(data), 7):
+        overwrite(disk, file, data[:length])
+        found = "".join(sorted(ids(open_on(disk))))
+        assert found in ("", "a", "ab", "abc"[:3])
+        seen.add(found)
+    assert seen == {"", "a", "ab"}
+
+
+def test_a_torn_page_in_a_journal_ends_it_there_and_the_file_is_kept_for_a_person(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a", "b", "c")
+    store = open_on(disk)
+    (view,) = store.snapshot().views("rollouts")
+    second = view.messages[1]
+    data = bytearray(contents(disk, file))
+    middle = second.offset + second.length // 2
+    data[middle : middle + 512] = bytes(min(512, len(data) - middle))
+    overwrite(disk, file, bytes(data))
+    store = open_on(disk)
+    assert ids(store) == once("a")
+    assert any("torn" in line for line in errors(store))
+    report = store.recover()
+    assert ids(store) == once("a")
+    (kept,) = report.moved
+    assert contents(disk, kept) == bytes(data)
+    assert errors(store) == []
+
+
+def test_an_unfinished_last_write_is_dropped_without_a_trace(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a", "b")
+    data = contents(disk, file)
+    overwrite(disk, file, data[:-9])
+    report = open_on(disk).recover()
+    assert (len(report.sealed), report.moved) == (1, [])
+    assert ids(open_on(disk)) == once("a")
+
+
+def test_half_empty_and_foreign_files_are_listed_never_read_and_moved_aside(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        store.append("rollouts", [rollout(name)])
+    folder = Path(store.path) / "rollouts"
+    whole = Path(store.parts("rollouts")[0].path)
+    half = folder / whole.name.replace("-000001", "-000009")
+    half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    (folder / whole.name.replace("-000001", "-000008")).touch()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "other.arrow").write_bytes(b"ARROW1\0\0" + bytes(100) + b"ARROW1")
+    (Path(store.path) / "journal" / "x.arrows").write_bytes(b"\xff\xff\xff\xff\x10")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    store = open_store(store.path)
+    assert ids(store) == once("a", "b", "c")
+    assert len(store.info().orphans) == 5
+    report = store.recover()
+    assert len(report.moved) == 5
+    assert len(list(folder.iterdir())) == 3
+    assert all(before[path] == path.read_bytes() for path in folder.iterdir())
+    kept = [p for p in (Path(store.path) / "orphans").rglob("*") if p.is_file()]
+    assert sorted(p.stat().st_size for p in kept if p.parent.name == "rollouts") == sorted(
+        len(data) for path, data in before.items() if not path.exists()
+    )
+    assert store.info().orphans == ()
+    assert errors(store) == []
+
+
+def test_a_damaged_part_is_an_error_and_is_not_moved(store: Store) -> None:
+    store.append("rollouts", [rollout("a")])
+    path = Path(store.parts("rollouts")[0].path)
+    data = path.read_bytes()
+    os.chmod(path, 0o644)
+    path.write_bytes(data[:-3] + b"?" + data[-2:])
+    store = open_store(store.path)
+    assert any(path.name in line for line in errors(store))
+    with pytest.raises(CorruptionError, match=path.name):
+        ids(store)
+    assert store.recover().moved == []
+    assert path.exists()
+
+
+def test_a_journal_with_a_damaged_head_is_named_and_moved_aside(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a")
+    data = bytearray(contents(disk, file))
+    data[200] ^= 4
+    overwrite(disk, file, bytes(data))
+    store = open_on(disk)
+    with pytest.raises(CorruptionError, match="head"):
+        ids(store)
+    assert any("head" in line for line in errors(store))
+    (kept,) = store.recover().moved
+    assert contents(disk, kept) == bytes(data)
+    assert (errors(store), ids(store)) == ([], {})

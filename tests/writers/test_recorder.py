@@ -1,0 +1,177 @@
+"""Turns become segments, and what was said of each token stays with it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollstore
+from rollstore import Heads, Rollout, Sampler, SchemaError
+from rollstore.writers.recorder import Recorder
+from rollstore.writers.uuid7 import uuid7
+
+
+class Kept:
+    """A writer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[Rollout] = []
+
+    def append(self, data: Rollout) -> None:
+        self.rows.append(data)
+
+
+def spans(rollout: Rollout) -> list[tuple[int, int, str | None, bool, str | None]]:
+    return [(s.start, s.length, s.role, s.is_action, s.origin) for s in rollout.spans or ()]
+
+
+def test_two_turns_become_one_segment_whose_spans_partition_the_tokens() -> None:
+    kept = Kept()
+    with Recorder(kept, rollout_id="a", group_id="g") as rollout:
+        rollout.observe([1, 2], role="user")
+        rollout.act([3, 4], logprobs=[-0.5, None], weight_versions=7, sampler=Sampler(temperature=0.5))
+        rollout.observe([5], role="tool")
+        rollout.act([6], weight_versions=7, sampler=Sampler(temperature=0.5), engine_finish="stop")
+        rollout.end("terminated", reason="stop_token", reward=1.0)
+    (row,) = kept.rows
+    assert row.tokens.tolist() == [1, 2, 3, 4, 5, 6]
+    assert row.action_mask.tolist() == [False, False, True, True, False, True]
+    assert spans(row) == [
+        (0, 2, "user", False, "rendered"),
+        (2, 2, "assistant", True, "sampled"),
+        (4, 1, "tool", False, "rendered"),
+        (5, 1, "assistant", True, "sampled"),
+    ]
+    assert [s.turn for s in row.spans or ()] == [0, 0, 1, 1]
+    assert row.logprobs is not None
+    assert row.logprobs.to_list() == [-0.5, None, None]
+    assert row.samplers == (Sampler(temperature=0.5),)
+    assert (row.group_id, row.ending, row.reward, row.segment) == ("g", "terminated", 1.0, 0)
+
+
+def test_a_span_ends_where_the_weight_version_changes_or_becomes_unknown() -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2, 3, 4, 5], weight_versions=[7, 7, 8, None])
+        rollout.end("truncated")
+    assert [(s.start, s.length) for s in kept.rows[0].spans or ()] == [(0, 1), (1, 2), (3, 1), (4, 1)]
+
+
+def test_heads_of_some_turns_leave_the_others_at_count_zero() -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2])
+        rollout.act([3], heads=Heads(size=2, tokens=[3, 4], logprobs=[-0.1, -3.0]))
+        rollout.end("terminated")
+    heads = kept.rows[0].heads
+    assert heads is not None
+    assert heads.counts is not None
+    assert (heads.size, heads.counts.tolist(), heads.tokens.tolist()) == (2, [0, 2], [3, 4])
+
+
+def test_a_kind_that_differs_from_the_rows_stands_on_its_span() -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2], logprobs=[-1.0], logprob_kind="behavior")
+        rollout.act([3], logprobs=[-1.0], logprob_kind="raw")
+        rollout.end("terminated")
+    assert kept.rows[0].logprob_kind == "behavior"
+    assert [s.logprob_kind for s in kept.rows[0].spans or ()] == [None, None, "raw"]
+
+
+def test_the_next_segment_carries_its_tokens_as_observations() -> None:
+    kept = Kept()
+    with Recorder(kept, rollout_id="a") as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2, 3])
+        rollout.next_segment("compaction")
+        rollout.observe([1, 3], role="assistant", origin="carried")
+        rollout.act([4])
+        rollout.end("terminated", reward=0.0)
+    first, second = kept.rows
+    assert (first.segment, first.ending, first.reward_status) == (0, "continued", "on_final_segment")
+    assert (second.segment, second.segment_cause, second.reward) == (1, "compaction", 0.0)
+    assert spans(second)[0] == (0, 2, "assistant", False, "carried")
+    assert sum(int(r.action_mask.sum()) for r in kept.rows) == 3
+
+
+@pytest.mark.parametrize("column", ["logprobs", "weight_versions", "ranks", "entropies", "batch_rows"])
+def test_a_wrong_length_is_refused_and_the_recorder_goes_on(column: str) -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        with pytest.raises(ValueError, match=f"act: {column}: wanted 2 values, one per token, got 1"):
+            rollout.act([2, 3], **{column: [1]})
+        rollout.act([2, 3])
+        rollout.end("terminated")
+    assert kept.rows[0].tokens.tolist() == [1, 2, 3]
+
+
+def test_heads_that_do_not_fit_are_refused_and_nothing_is_recorded_of_the_call() -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        with pytest.raises(ValueError, match="heads.tokens: wanted 4 entries, got 1"):
+            rollout.act([2, 3], heads=Heads(size=2, tokens=[3], logprobs=[-0.1]))
+        rollout.act([2])
+        rollout.end("terminated")
+    assert kept.rows[0].tokens.tolist() == [1, 2]
+    assert kept.rows[0].heads is None
+
+
+def test_leaving_by_an_exception_appends_the_partial_as_aborted() -> None:
+    kept = Kept()
+    with pytest.raises(RuntimeError, match="lost"), Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2])
+        raise RuntimeError("connection lost")
+    assert (kept.rows[0].ending, kept.rows[0].tokens.tolist()) == ("aborted", [1, 2])
+
+
+def test_leaving_without_an_end_is_unknown_and_never_a_termination() -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+    assert kept.rows[0].ending == "unknown"
+
+
+def test_after_its_end_a_recorder_takes_nothing_more() -> None:
+    with Recorder(Kept()) as rollout:
+        rollout.observe([1], role="user")
+        rollout.end("terminated")
+        with pytest.raises(ValueError, match="wanted an open rollout"):
+            rollout.act([2])
+
+
+def test_an_unknown_field_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="grup_id"):
+        Recorder(Kept(), grup_id="g")
+
+
+def test_rows_the_schema_refuses_leave_the_writer_usable(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    with store.writer() as writer:
+        with pytest.raises(SchemaError, match="action_at_zero"), writer.rollout(rollout_id="bad") as rollout:
+            rollout.act([2])
+            rollout.end("terminated")
+        with writer.rollout(rollout_id="good") as rollout:
+            rollout.observe([1], role="user")
+            rollout.act([2], logprobs=np.array([-0.5], np.float32), logprob_kind="behavior")
+            rollout.end("terminated")
+    assert store.get("good")[0].action_mask.tolist() == [False, True]
+    with pytest.raises(rollstore.NotFoundError):
+        store.get("bad")
+
+
+def test_generated_ids_are_uuid7_and_sort_by_time() -> None:
+    ids = [uuid7() for _ in range(50)]
+    assert {uuid.UUID(i).version for i in ids} == {7}
+    assert {uuid.UUID(i).variant for i in ids} == {uuid.RFC_4122}
+    assert len(set(ids)) == 50
+    assert [i[:13] for i in ids] == sorted(i[:13] for i in ids)
