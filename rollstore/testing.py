@@ -38,6 +38,8 @@ class Fault:
     fired: int = 0
 
     def check(self, verb: str) -> BaseException | None:
+        if self.crash and self.fired:
+            return MachineCrash(verb)  # nothing is done after the power went, by no thread
         if self.verbs and verb not in self.verbs:
             return None
         self.seen += 1

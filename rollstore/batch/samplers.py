@@ -84,8 +84,9 @@ def _sampler_of_action(rows: Rows, samplers: Any, span: Ints, spans: pa.Array | 
     if samplers is None:
         return np.full(len(sequence), -1, np.int64)
     within = np.full(len(sequence), -1, np.int64)
-    if spans is not None:
-        index = pc.struct_field(spans, "sampler").fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    column = _child(spans, "sampler")
+    if column is not None:
+        index = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         within = np.where(span >= 0, index[span], -1)
     within = np.where((within < 0) & (samplers.lengths[sequence] == 1), 0, within)
     exists = (within >= 0) & (within < samplers.lengths[sequence])
@@ -95,11 +96,18 @@ def _sampler_of_action(rows: Rows, samplers: Any, span: Ints, spans: pa.Array | 
 def _kind(rows: Rows, name: str, span: Ints, spans: pa.Array | None, sequence: Ints) -> npt.NDArray[np.int8]:
     """The span's kind where it has one, else the row's."""
     kinds = _codes(rows.array(name), rows.count)[sequence]
-    if spans is not None:
-        column = pc.struct_field(spans, name)
-        own, said = _codes(column, len(spans)), column.is_valid().to_numpy(zero_copy_only=False)
+    column = _child(spans, name)
+    if column is not None:
+        own, said = _codes(column, len(column)), column.is_valid().to_numpy(zero_copy_only=False)
         kinds = np.where((span >= 0) & said[span], own[span], kinds)
     return kinds.astype(np.int8)
+
+
+def _child(structs: pa.Array | None, name: str) -> pa.Array | None:
+    """A child of a struct column, or None where this table has none of that name."""
+    if structs is None or structs.type.get_field_index(name) < 0:
+        return None
+    return pc.struct_field(structs, name)
 
 
 def _codes(column: pa.Array | None, count: int) -> npt.NDArray[np.int8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rollstore import __version__
-from rollstore.cli import console, data, query, replay
+from rollstore.cli import console, data, query, replay, upkeep
 from rollstore.cli.failure import BAD_USE, Commands
 from rollstore.schema import VERSION
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for commands in (data, query, replay):
+for commands in (data, query, upkeep, replay):
     app.add_typer(commands.app)
 
 
@@ -39,7 +40,8 @@ def _top(
 ) -> None:
     """The record and the store for language-model rollouts."""
     if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
+        with contextlib.redirect_stdout(sys.stderr):  # bad use leaves stdout empty
+            print(context.get_help())
         raise typer.Exit(BAD_USE)
 
 

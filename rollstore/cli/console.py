@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 _UNBOUNDED = 1 << 20  # columns of a pipe: nothing is wrapped or cut for a program
 
@@ -38,6 +39,11 @@ def bounded(console: Console) -> bool:
     return console.width < _UNBOUNDED
 
 
+def coloured(console: Console) -> bool:
+    """Whether colours reach the reader. Under NO_COLOR bold and underlined still do, in a terminal."""
+    return console.color_system is not None and not console.no_color
+
+
 def put(out: Console, what: RenderableType) -> None:
     """Print to a console; in a pipe without the blanks that fill a table's last column."""
     if bounded(out):
@@ -54,14 +60,28 @@ def emit(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Generator[Callable[[int, int | None], None]]:
-    """A bar on stderr while the block runs, in a terminal. The block calls what it gets with (done, total or None)."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def progress(what: str, total: int | None = None) -> Generator[Callable[[str, int], None]]:
+    """A bar on stderr while the block runs, in a terminal. The block calls what it gets with each file and its bytes.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    `total`: bytes that are to come, None where nobody knows.
+    """
+    if not sys.stderr.isatty():
+        yield lambda file, size: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), DownloadColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr(), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(what, total=total)
+        yield lambda file, size: bar.advance(task, size)
+
+
+@contextmanager
+def waiting(what: str) -> Generator[None]:
+    """A sign of life on stderr while the block runs, in a terminal, for work whose length nobody knows."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with stderr().status(Text(what)):
+        yield

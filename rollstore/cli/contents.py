@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollstore.cli.console import put
+from rollstore.cli.console import progress, put
 from rollstore.cli.text import visible
 
 _COLUMNS = ("tokens", "action_mask", "run_id", "environment", "weight_version_min", "weight_version_max")
@@ -58,7 +58,7 @@ class Contents:
     weight_version_max: int | None
 
 
-def contents(path: str, update: Callable[[int, int | None], None]) -> Contents:
+def contents(path: str) -> Contents:
     """Count a store. Rows come from the parts' statistics; tokens, runs and versions from six columns of every part."""
     from rollstore.store.store import open as open_store
 
@@ -67,14 +67,15 @@ def contents(path: str, update: Callable[[int, int | None], None]) -> Contents:
     tally = Tally()
     with store.snapshot() as snapshot:
         parts = snapshot.parts("rollouts")
-        for n, part in enumerate(parts):
-            update(n, len(parts))
-            add(tally, part.batches(_COLUMNS))
+        size = sum(part.size for part in parts)
+        with progress("reading", size) as read:
+            for part in parts:
+                add(tally, part.batches(_COLUMNS))
+                read(part.file, part.size)
         in_parts = tally.tokens
         for view in snapshot.views("rollouts"):
             add(tally, view.batches(_COLUMNS))
         schemas = {_schema(part.schema) for name in about.tables for part in snapshot.parts(name)}
-        size = sum(part.size for part in parts)
     return Contents(
         path=store.path,
         store_id=store.store_id,

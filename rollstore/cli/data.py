@@ -9,7 +9,6 @@ import typer
 from rollstore.cli import console
 from rollstore.cli.arguments import AsJson, OneSegment, RolloutId, StorePath, examples
 from rollstore.cli.document import document
-from rollstore.cli.failure import CHECK_FAILED
 from rollstore.cli.text import visible
 from rollstore.errors import NotFoundError, StoreError
 
@@ -74,8 +73,7 @@ def info(store: StorePath, as_json: AsJson = False) -> None:
     """
     from rollstore.cli import contents
 
-    with console.progress("reading parts") as update:
-        found = contents.contents(store, update)
+    found = contents.contents(store)
     if as_json:
         console.emit(document(found))
     else:
@@ -132,60 +130,3 @@ def show(
             trace(out, rows, sums(one, rows))
         else:
             turns(out, one, rows)
-
-
-@app.command(epilog=examples("rollstore verify runs/math"))
-def verify(store: StorePath, as_json: AsJson = False) -> None:
-    """Check every byte and every row.
-
-    Writes one line for each finding, with its part and batch. Exit status 1 if anything is wrong; notes are not.
-    """
-    from rollstore.store.store import open as open_store
-
-    opened = open_store(store)
-    with console.progress("verifying"):
-        findings = opened.verify()
-    wrong = [finding for finding in findings if finding.level != "note"]
-    if as_json:
-        console.emit(document({"path": opened.path, "ok": not wrong, "findings": findings}))
-    else:
-        for finding in findings:
-            console.emit(visible(f"{finding.level}: {finding}"))
-        noted = len(findings) - len(wrong)
-        console.emit(visible(f"{opened.path}: {_count(len(wrong), 'problem')}, {_count(noted, 'note')}"))
-    if wrong:
-        raise typer.Exit(CHECK_FAILED)
-
-
-@app.command(epilog=examples("rollstore recover runs/math"))
-def recover(
-    store: StorePath,
-    force: Annotated[
-        bool,
-        typer.Option("--force", metavar="", help="Go past locks, where they do not work. No writer may be alive."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Finish what dead writers left.
-
-    Seals their journals and moves aside what is no part. Journals of living writers are left alone.
-    """
-    from rollstore.store.store import open as open_store
-
-    opened = open_store(store)
-    with console.progress("recovering"):
-        report = opened.recover(force=force)
-    if as_json:
-        console.emit(document(report))
-        return
-    for what in ("sealed", "deleted", "moved"):
-        for name in getattr(report, what):
-            console.emit(visible(f"{what}: {name}"))
-    for name, why in report.kept.items():
-        console.emit(visible(f"kept: {name}: {why}"))
-    done = f"{len(report.sealed)} sealed, {len(report.deleted)} deleted, {len(report.moved)} moved aside"
-    console.emit(visible(f"{opened.path}: {done}, {len(report.kept)} kept"))
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from rollstore.schema import Heads, Known, Rollout
 
@@ -47,6 +48,8 @@ def plain(value: Any) -> Any:
         return plain(value._asdict())  # pyright: ignore[reportUnknownMemberType] # a NamedTuple has no static name for it
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, pa.MonthDayNano):
+        return {"months": value.months, "days": value.days, "nanoseconds": value.nanoseconds}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     return _scalar(value)

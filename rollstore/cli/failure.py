@@ -1,12 +1,18 @@
 """How commands end: one line on stderr and an exit status that scripts can rely on.
 
-0: done. 1: the check failed (`verify` found something, `diff` or `replay` differ, stored bytes do not hold their sum).
-2: it could not be done as asked (no store, newer major version, no such id, bad arguments, missing packages, no room).
-70: a defect of rollstore, with its traceback. 130: interrupted. 141: the reader of the pipe went away.
+* 0: done.
+* 1: the check failed: `verify` found something, `diff` or `replay` differ, stored bytes do not hold their sum, or one
+  rollout is stored with two contents.
+* 2: it could not be done as asked: no store, a newer major version, no such id, bad arguments, a missing package.
+* 70: a defect of rollstore, with its traceback.
+* 130: interrupted. 141: the reader of the pipe went away.
+
+With `ROLLSTORE_TRACEBACK` set, the line comes with the traceback.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -30,12 +36,16 @@ class Commands(TyperGroup):
 
     def main(self, args: Any = None, prog_name: Any = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command line. Leaves through SystemExit with the exit status, or returns it if not standalone."""
+        _take_any_text()
         try:
-            warnings.showwarning = _warn
-            status = super().main(args, prog_name or "rollstore", standalone_mode=False, **extra) or 0
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                status = super().main(args, prog_name or "rollstore", standalone_mode=False, **extra) or 0
             sys.stdout.flush()
         except BrokenPipeError:
             status = PIPE_CLOSED
+        except SystemExit as error:  # how rich and typer answer to a closed pipe, and how completion ends
+            status = PIPE_CLOSED if isinstance(error.__context__, BrokenPipeError) else error.code
         except KeyboardInterrupt:  # while the answer to another error was written
             status = INTERRUPTED
         except _UsageError as error:
@@ -108,6 +118,12 @@ def _message(error: Exception) -> str:
 
 def _say(message: str) -> None:
     print(visible(f"rollstore: {message}"), file=sys.stderr)
+
+
+def _take_any_text() -> None:
+    """Let stdout write what its encoding lacks, and lone surrogates, as escapes: half an answer would be worse."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _silence() -> None:

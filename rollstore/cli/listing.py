@@ -9,15 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollstore.cli.console import bounded, put
+from rollstore.cli.console import put
 from rollstore.cli.text import visible
+
+_LEAST_TELLING = ("seg", "group", "actions", "weights")
+
+_LEAST_ENDING = 12
+"""Columns of text an ending is cut down to before another column goes."""
 
 _NEWEST = """
     select rollout_id, max(written_at) as written_at, count(*) over () as total
     from rollouts
     where {where}
     group by rollout_id
-    order by written_at desc, rollout_id desc
+    order by written_at desc, max(written_row) desc, rollout_id desc
     {limit}
 """
 
@@ -61,40 +66,48 @@ def newest(path: str, *, limit: int, where: str | None) -> Listed:
 
     matching = "true" if where is None else f"rollout_id in (select rollout_id from rollouts where ({where}))"
     with connected(path) as connection:
-        chosen = connection.execute(_NEWEST.format(where=matching, limit=f"limit {limit}" if limit else "")).fetchall()
+        chosen = list(rows(ask(connection, _NEWEST.format(where=matching, limit=f"limit {limit}" if limit else ""))))
         ids = [row[0] for row in chosen]
-        reader = connection.execute(_LISTED, {"ids": ids}).to_arrow_table() if ids else None
-    rows = {row["rollout_id"]: row for row in reader.to_pylist()} if reader is not None else {}
-    return Listed(total=chosen[0][2] if chosen else 0, rollouts=[rows[name] for name in reversed(ids)])
+        found = ask(connection, _LISTED, ids=ids).read_all().to_pylist()
+    by_id = {row["rollout_id"]: row for row in found}
+    return Listed(total=chosen[0][2] if chosen else 0, rollouts=[by_id[name] for name in reversed(ids)])
 
 
 def show(console: Console, listed: Listed) -> None:
-    """Print the list for a person."""
+    """Print the list for a person. An id is never cut; where the terminal is narrow, the less telling columns go."""
     if not listed.rollouts:
         put(console, Text("no rollouts", style="dim"))
         return
+    columns = {
+        "id": [Text(visible(row["rollout_id"]), style="cyan") for row in listed.rollouts],
+        "seg": [Text(str(row["segments"])) for row in listed.rollouts],
+        "tokens": [Text(f"{row['tokens']:,}") for row in listed.rollouts],
+        "actions": [Text(f"{row['actions']:,}") for row in listed.rollouts],
+        "weights": [Text(_versions(row["weight_version_min"], row["weight_version_max"])) for row in listed.rollouts],
+        "ending": [_ending(row) for row in listed.rollouts],
+        "reward": [Text(_reward(row)) for row in listed.rollouts],
+        "group": [Text(visible(_group(row))) for row in listed.rollouts],
+    }
+    widths = {name: max(len(name), *(cell.cell_len for cell in cells)) for name, cells in columns.items()}
+    left_out: list[str] = []
+    for name in _LEAST_TELLING:
+        needed = sum(widths.values()) - max(0, widths["ending"] - _LEAST_ENDING) + 2 * (len(widths) - 1)
+        if needed > console.width:
+            left_out.append(name)
+            del widths[name]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    cut = bounded(console)
-    table.add_column("id", no_wrap=cut, overflow="ellipsis", min_width=12 if cut else None)
-    for name in ("seg", "tokens", "actions", "weights"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("ending", no_wrap=True, overflow="ellipsis")
-    table.add_column("reward", justify="right", no_wrap=True)
-    table.add_column("group", no_wrap=True, overflow="ellipsis")
-    for row in listed.rollouts:
-        table.add_row(
-            Text(visible(row["rollout_id"]), style="cyan"),
-            str(row["segments"]),
-            f"{row['tokens']:,}",
-            f"{row['actions']:,}",
-            _versions(row["weight_version_min"], row["weight_version_max"]),
-            _ending(row),
-            _reward(row),
-            Text(visible(_group(row))),
-        )
+    for name, width in widths.items():
+        right = name in ("seg", "tokens", "actions", "weights", "reward")
+        least = min(width, _LEAST_ENDING) if name == "ending" else width
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis", min_width=least)
+    for cells in zip(*(columns[name] for name in widths), strict=True):
+        table.add_row(*cells)
     put(console, table)
+    notes = [f"no room for: {', '.join(left_out)}"] if left_out else []
     if listed.total > len(listed.rollouts):
-        put(console, Text(f"the newest {len(listed.rollouts):,} of {listed.total:,}; --limit 0 lists all", style="dim"))
+        notes.append(f"the newest {len(listed.rollouts):,} of {listed.total:,}; --limit 0 lists all")
+    for note in notes:
+        put(console, Text(note, style="dim"))
 
 
 def _versions(low: int | None, high: int | None) -> str:

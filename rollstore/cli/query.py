@@ -51,6 +51,8 @@ def connected(path: str, *, sandboxed: bool = True) -> Generator[DuckDBPyConnect
 
     connection = connect(open_store(path))
     try:
+        # Else a name in a query that is no table is looked for among the variables of this program.
+        connection.execute("set python_enable_replacements = false")
         if sandboxed:
             lock(connection)
         yield connection
@@ -70,7 +72,9 @@ def sql(
     file: Annotated[
         str | None, typer.Option("-f", "--file", metavar="FILE", help="Read the query from a file; - is stdin.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="How the answer is written.")] = Format.TABLE,
+    form: Annotated[
+        Format, typer.Option("--format", metavar="|".join(Format), help="How the answer is written.")
+    ] = Format.TABLE,
     limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="Rows that a table shows; 0 shows all. Other formats write all.")
     ] = 1000,
@@ -136,9 +140,9 @@ def as_table(out: Console, answer: pa.RecordBatchReader, limit: int) -> None:
         table.add_column(Text(visible(field.name)), justify="right" if right else "left", overflow="fold")
     found = rows(answer)
     shown = list(islice(found, limit or None))
-    single = [pa.types.is_float32(field.type) for field in answer.schema]
+    types = answer.schema.types
     for row in shown:
-        table.add_row(*(_shown(value, short) for value, short in zip(row, single, strict=True)))
+        table.add_row(*(_readable(value, type_) for value, type_ in zip(row, types, strict=True)))
     console.put(out, table)
     more = limit > 0 and next(found, None) is not None
     count = f"{len(shown):,} row{'' if len(shown) == 1 else 's'}"
@@ -188,11 +192,22 @@ def as_arrow(answer: pa.RecordBatchReader) -> None:
             sink.write_batch(batch)
 
 
-def _shown(value: Any, single: bool) -> Text:
-    """A value for a person; `single`: of single precision, whose digits as a double say nothing."""
+def _readable(value: Any, type_: pa.DataType) -> Text:
+    return Text("null", style="dim") if value is None else Text(visible(_short(value, type_)))
+
+
+def _short(value: Any, type_: pa.DataType) -> str:
+    """A value for a person: single precision without the digits of a double, structs without what is null."""
     if value is None:
-        return Text("null", style="dim")
-    return Text(str(np.float32(value)) if single else visible(_cell(value)))
+        return "null"
+    if pa.types.is_float32(type_):
+        return str(np.float32(value))
+    if pa.types.is_list(type_):
+        return f"[{', '.join(_short(item, type_.value_type) for item in value)}]"
+    if pa.types.is_struct(type_):
+        known = ((field, value[field.name]) for field in type_.fields)
+        return f"{{{', '.join(f'{field.name}: {_short(v, field.type)}' for field, v in known if v is not None)}}}"
+    return _cell(value)
 
 
 def _cell(value: Any) -> str:

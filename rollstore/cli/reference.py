@@ -30,6 +30,8 @@ def reference() -> str:
         "unless `NO_COLOR` is set. What a model wrote never acts on the terminal: control and format characters are",
         "written out, as `\\x1b`.",
         "",
+        "`rollstore --install-completion` teaches bash, zsh or fish to complete commands and options.",
+        "",
         "| command | |",
         "|---|---|",
         *(f"| [`{name}`](#{name}) | {_first(command.help)} |" for name, command in commands.items()),
@@ -59,17 +61,11 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def _parameter(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return f"| `{parameter.metavar}` | {parameter.help} | {'required' if parameter.required else ''} |"
-    names = ", ".join(parameter.opts)
-    choices = getattr(parameter.type, "choices", None)
-    value = "" if parameter.is_flag else " " + ("\\|".join(map(_text, choices)) if choices else parameter.metavar)
-    default = "" if parameter.default in (None, False) else f"`{_text(parameter.default)}`"
-    return f"| `{names}{value}` | {parameter.help} | {'required' if parameter.required else default} |"
-
-
-def _text(value: Any) -> str:
-    return str(getattr(value, "value", value))
+    names = ", ".join(parameter.opts) if parameter.param_type_name == "option" else ""
+    usage = f"{names} {parameter.metavar}".strip().replace("|", "\\|")
+    default = parameter.default
+    shown = "" if default is None or default is False else f"`{getattr(default, 'value', default)}`"
+    return f"| `{usage}` | {parameter.help} | {'required' if parameter.required else shown} |"
 
 
 def _first(text: str) -> str:

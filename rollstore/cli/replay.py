@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,8 @@ from rollstore.cli.failure import CHECK_FAILED
 from rollstore.cli.text import visible
 
 app = typer.Typer()
+
+Tolerance = Annotated[float | None, typer.Option(metavar="NATS", min=0, help="How far rounding may move a margin.")]
 
 # What an engine may call a dtype that torch knows by another name.
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -46,10 +49,7 @@ def replay(
     rows: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Pad each forward pass to N rows, to repeat a batch's shape.")
     ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(metavar="NATS", min=0, help="How far rounding may move a margin.", show_default=False),
-    ] = None,
+    tolerance: Tolerance = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw a stored rollout again from its key.
@@ -65,7 +65,7 @@ def replay(
     from rollstore.cli.transformers import model as load
     from rollstore.replay.replay import replay as replayed
 
-    with console.progress("drawing again"):
+    with console.waiting("drawing again"):
         report = replayed(
             opened,
             rollout_id,
@@ -77,6 +77,61 @@ def replay(
             tolerance=tolerance,
         )
     _report(report, as_json, same=report.identical)
+
+
+class Match(StrEnum):
+    """What two segments of two stores must share to be held against each other."""
+
+    ID = "id"
+    DRAW = "draw"
+
+
+@app.command(
+    epilog=examples(
+        "rollstore diff runs/math 31417 31418",
+        "rollstore diff runs/before runs/after",
+        "rollstore diff runs/math runs/math --run-a vllm --run-b sglang --match draw",
+    )
+)
+def diff(
+    store: StorePath,
+    other: Annotated[
+        str, typer.Argument(metavar="STORE|ID", help="Another store, or a rollout of the first.", show_default=False)
+    ],
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="ID", help="The rollout to hold against it.", show_default=False)
+    ] = None,
+    match: Annotated[
+        Match,
+        typer.Option(
+            metavar="|".join(Match),
+            help="Of two stores, compare what has one id, or one prompt and one key of the noise.",
+        ),
+    ] = Match.ID,
+    run_a: Annotated[str | None, typer.Option(metavar="RUN", help="Only this run of the first store.")] = None,
+    run_b: Annotated[str | None, typer.Option(metavar="RUN", help="Only this run of the second store.")] = None,
+    tolerance: Tolerance = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say where two rollouts, or the rollouts of two stores, come apart.
+
+    From what is recorded, without a model. Exit status 0 if all tokens are the same, 1 if not.
+    """
+    from rollstore.replay.diff import by_draw, by_id
+    from rollstore.replay.diff import diff as compared
+    from rollstore.store.store import open as open_store
+
+    opened = open_store(store)
+    with console.waiting("comparing"):
+        if rollout is not None:
+            a, b = opened.get(other), opened.get(rollout)
+            found = compared(a, b, match=lambda one: one.segment, tolerance=tolerance)
+        else:
+            by = by_id if match is Match.ID else by_draw
+            against: Any = open_store(other)
+            both: Any = opened  # a store gives fewer options than diff's protocol names
+            found = compared(both, against, match=by, run_a=run_a, run_b=run_b, tolerance=tolerance)
+    _report(found, as_json, same=not (found.changed or found.only_a or found.only_b))
 
 
 def _recorded_dtype(recorded: list[Any]) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from rollstore.cli.console import bounded, put
+from rollstore.cli.console import bounded, coloured, put
 from rollstore.cli.text import append, visible
 from rollstore.cli.tokens import Piece, Token, pieces
 from rollstore.schema import Rollout
@@ -33,12 +33,12 @@ def turns(console: Console, rollout: Rollout, tokens: Sequence[Token]) -> None:
     version: int | None = None
     for piece in pieces(rollout, tokens):
         changed = None not in (version, piece.weight_version) and version != piece.weight_version
-        put(console, _title(piece, from_version=version if changed else None))
+        parts: list[RenderableType] = [_title(piece, from_version=version if changed else None)]
         version = version if piece.weight_version is None else piece.weight_version
-        body = _body(piece, coloured=console.color_system is not None, marked=marked)
+        body = _body(piece, colours=coloured(console), marked=marked)
         if body.plain:
-            console.print(Padding(body, (0, 0, 0, 2), expand=False) if bounded(console) else body)
-        put(console, "")
+            parts.append(Padding(body, (0, 0, 0, 2), expand=False) if bounded(console) else body)
+        console.print(Group(*parts, ""))
 
 
 def _title(piece: Piece, *, from_version: int | None) -> Text:
@@ -69,7 +69,7 @@ def _title(piece: Piece, *, from_version: int | None) -> Text:
     return line
 
 
-def _body(piece: Piece, *, coloured: bool, marked: bool) -> Text:
+def _body(piece: Piece, *, colours: bool, marked: bool) -> Text:
     body = Text(overflow="fold")
     for token in piece.tokens:
         text = f"<{token.token}>" if token.text is None else token.text
@@ -78,8 +78,8 @@ def _body(piece: Piece, *, coloured: bool, marked: bool) -> Text:
             continue
         _, style, mark = _class(token.logprob) if marked else ("", "green", "")
         words = text.rstrip("\n")
-        append(body, words, style, keep="\n\t")
-        if mark and not coloured:
+        append(body, words, style if colours else "", keep="\n\t")
+        if mark and not colours:
             body.append(mark)
         elif mark and not words:
             body.append("↵", style)  # a line end has no colour of its own
@@ -104,7 +104,7 @@ def _legend(console: Console, tokens: Sequence[Token]) -> Text:
     rare = [kind for kind in (_IMPOSSIBLE, _UNKNOWN) if kind in found]
     for name, style, mark in (*(entry[1:] for entry in _CLASSES), *rare):
         line.append("  ")
-        if console.color_system is not None:
+        if coloured(console):
             line.append(name, style=f"not dim {style}")
         else:
             line.append(f"{name} {mark or 'unmarked'}")

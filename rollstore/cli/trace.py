@@ -11,6 +11,7 @@ from rollstore.cli.text import append, visible
 from rollstore.cli.tokens import Sums, Token
 
 _LONGEST_ROLE = 12
+_LINES_AT_ONCE = 500
 
 
 def trace(console: Console, tokens: Sequence[Token], total: Sums) -> None:
@@ -29,8 +30,8 @@ def trace(console: Console, tokens: Sequence[Token], total: Sums) -> None:
         f"{'log-prob':>9}  {'version':>{widths['version']}}  rank  text"
     )
     _line(console, Text(head, style="bold"))
-    for token in tokens:
-        _line(console, _row(token, widths))
+    for start in range(0, len(tokens), _LINES_AT_ONCE):  # one print costs more than one line
+        _line(console, Text("\n").join(_row(token, widths) for token in tokens[start : start + _LINES_AT_ONCE]))
     _footer(console, total)
 
 
@@ -48,6 +49,7 @@ def _row(token: Token, widths: dict[str, int]) -> Text:
     )
     if token.text is not None:
         append(line, f"'{token.text}'", "green" if token.is_action else "")
+    line.rstrip()
     return line
 
 
@@ -57,7 +59,7 @@ def _footer(console: Console, total: Sums) -> None:
     _line(console, Text(f"{'':<{width}}  {'tokens':>8}  {'actions':>8}  {'Σ log-prob':>11}", style="bold"))
     for role, (count, actions, logprob) in total.roles.items():
         shown = f"{logprob:.4f}" if actions else ""
-        _line(console, Text(f"{visible(role):<{width}}  {count:>8}  {actions:>8}  {shown:>11}"))
+        _line(console, Text(f"{visible(role):<{width}}  {count:>8}  {actions:>8}  {shown:>11}".rstrip()))
     counts = [sum(column) for column in zip(*total.roles.values(), strict=True)] or [0, 0, 0.0]
     _line(console, Text(f"{'total':<{width}}  {counts[0]:>8}  {counts[1]:>8}  {counts[2]:>11.4f}", style="bold"))
     if total.logprobs_unknown:
@@ -70,5 +72,4 @@ def _footer(console: Console, total: Sums) -> None:
 
 
 def _line(console: Console, line: Text) -> None:
-    line.rstrip()
     console.print(line, no_wrap=True, overflow="ellipsis", crop=False, soft_wrap=False)

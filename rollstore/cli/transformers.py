@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,8 @@ def _library() -> Any:
         import transformers
     except ImportError:
         raise ImportError("transformers: wanted this package, found none; pip install 'rollstore[hf]'") from None
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     return transformers
 
 

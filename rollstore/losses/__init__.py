@@ -3,6 +3,7 @@
 from rollstore.losses.advantages import group_mean, group_zscore, leave_one_out, whiten
 from rollstore.losses.centering import sampler_kl, score_centering
 from rollstore.losses.counts import with_counts
+from rollstore.losses.diagnostics import by_lag, by_length, by_position, divergence, divergence_by, split_log_ratio
 from rollstore.losses.groups import Groups, Verdict, groups, noise_floor
 from rollstore.losses.inputs import trainable
 from rollstore.losses.logprobs import logprobs_of_logits, selected_logprobs
@@ -21,6 +22,7 @@ from rollstore.losses.reducers import (
 from rollstore.losses.regularisers import entropy_bonus, reference_kl, value_clip
 from rollstore.losses.trajectories import gae, td
 from rollstore.losses.transform import Recorded
+from rollstore.losses.truncation import mask_truncated, penalise_overlong, truncated
 
 __all__ = [
     "Correction",
@@ -28,8 +30,13 @@ __all__ = [
     "Recorded",
     "Reducer",
     "Verdict",
+    "by_lag",
+    "by_length",
+    "by_position",
     "cispo",
     "dapo",
+    "divergence",
+    "divergence_by",
     "dr_grpo",
     "entropy_bonus",
     "fixed_length",
@@ -41,8 +48,10 @@ __all__ = [
     "icepop",
     "leave_one_out",
     "logprobs_of_logits",
+    "mask_truncated",
     "mis",
     "noise_floor",
+    "penalise_overlong",
     "ppo_clip",
     "prompt_mean",
     "reference_kl",
@@ -55,11 +64,13 @@ __all__ = [
     "sequence_mean",
     "sequence_sum_mean",
     "signal_groups",
+    "split_log_ratio",
     "td",
     "tis",
     "token_mean",
     "token_sum",
     "trainable",
+    "truncated",
     "value_clip",
     "whiten",
     "with_counts",

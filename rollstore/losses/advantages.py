@@ -47,7 +47,7 @@ def group_zscore(
     floor: Tensor | float | None = None,
     drop_incomplete: bool = False,
 ) -> tuple[TokenBatch, Groups]:
-    """A_i = (R_i - mean) / (sd + eps) of the group (GRPO, arXiv 2402.03300, section 4.1.2).
+    """A_i = (R_i - mean) / (sd + eps) of the group (GRPO, arXiv 2402.03300).
 
     ddof: 1 divides the squares by n - 1, 0 by n. scale="step": the sd of all scored rollouts of the batch.
     """

@@ -24,7 +24,7 @@ def score_centering(
     sampler_kl: float = 0.0,
     reduce: Reducer = token_mean,
 ) -> Loss:
-    """-A[ sg(w_a) log p_a - sum_H sg(c_j) log p_j ] - beta sum_H sg(q_j - rho p_j) log p_j (Marek & Ryabinin 2026).
+    """-A[ sg(w_a) log p_a - sum_H sg(c_j) log p_j ] - beta sum_H sg(q_j - rho p_j) log p_j (Marek & Ryabinin).
 
     Outside the head q is taken as rho p_j, rho = (1 - sum_H q)/(1 - sum_H p). Without `weight`, w = 1 and c_j = q_j -
     rho p_j. With it (eq. 9) w is of the direct ratio p/q: c_j = q_j w(p_j/q_j) - rho w(1/rho) p_j at token level, which

@@ -161,14 +161,11 @@ def _first_rows(batch: TokenBatch) -> Tensor:
 def _unique(batch: TokenBatch, group: Tensor, size: int) -> Tensor:
     """int64 [size]: different action sequences of each group's rollouts, by a 64-bit fingerprint of each."""
     rollout, _ = dense(batch.rollout)
-    of_action = rollout[batch.sequence]
-    order = torch.sort(batch.segment[batch.sequence], stable=True).indices
-    order = order[torch.sort(of_action[order], stable=True).indices]  # by rollout, then segment, then position
-    of_action = of_action[order]
-    lengths = torch.bincount(of_action, minlength=batch.rows)
-    place = torch.arange(len(order), device=order.device) - (torch.cumsum(lengths, 0) - lengths)[of_action]
-    mixed = _mix(batch.tokens[batch.action_index][order] + 1 + _mix(place + 1))
-    prints = _mix(sum_by(mixed, of_action, batch.rows) + lengths)
+    # members of a group share their prompt, so equal completions stand at equal positions: a sum needs no order
+    place = batch.position_ids[batch.action_index] + (batch.segment[batch.sequence] << 32)
+    mixed = _mix(batch.tokens[batch.action_index] + 1 + _mix(place))
+    per_row = sum_by(mixed, batch.sequence, batch.rows)
+    prints = sum_by(per_row, rollout, batch.rows)
     first = _first_rows(batch)
     pairs = torch.unique(torch.stack([group[first], prints[rollout][first]]), dim=1)
     return torch.bincount(pairs[0], minlength=size)

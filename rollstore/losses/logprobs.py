@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollstore.losses.transform import Recorded, divisor, dropped
 
-ELEMENTS = 1 << 23
+ELEMENTS = 1 << 24
 """Logits in one chunk, when the caller does not say how many actions it takes."""
 
 
@@ -102,43 +102,41 @@ class _Selected(torch.autograd.Function):
         heads = torch.empty(len(ids), dtype=wide, device=hidden.device)
         norms = torch.empty_like(own)
         rows = _rows(ids, counts, len(tokens))
-        for part in _parts(tokens, counts, how, size):
-            z = part.logits(hidden, weight, wide)
-            norm = z.logsumexp(-1)
-            norms[part.of] = norm
-            own[part.of] = z.gather(-1, tokens[part.of][:, None]).squeeze(-1) - norm
+        parts = _parts(tokens, counts, len(ids), how, size)
+        for part in parts:
+            z, _ = part.logits(hidden, weight, wide)
             local = rows[part.heads] - part.of.start
-            heads[part.heads] = z[local, ids[part.heads]] - norm[local]
-        optional = [value for value in how if value is not None]
-        ctx.save_for_backward(hidden, weight, tokens, ids, counts, rows, norms, *optional)
-        ctx.present = [value is not None for value in how]
-        ctx.size = size
+            own[part.of] = z.gather(-1, tokens[part.of][:, None]).squeeze(-1)
+            heads[part.heads] = z[local, ids[part.heads]]
+            top = z.amax(-1)
+            norm = top + z.sub_(top[:, None]).exp_().sum(-1).log()  # in place: z is the largest thing there is
+            norms[part.of] = norm
+            own[part.of] -= norm
+            heads[part.heads] -= norm[local]
+        ctx.save_for_backward(hidden, weight, tokens, ids, rows, norms)
+        ctx.parts = parts
         return own, heads
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, tokens, ids, counts, rows, norms, *optional = ctx.saved_tensors
-        given = iter(optional)
-        how = Recorded(*(next(given) if there else None for there in ctx.present))
+        hidden, weight, tokens, ids, rows, norms = ctx.saved_tensors
         grad_own, grad_heads = grads
         wide = norms.dtype
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for part in _parts(tokens, counts, how, ctx.size):
-                z = part.logits(hidden, weight, wide)
+            for part in ctx.parts:
+                z, gone = part.logits(hidden, weight, wide)
                 local = rows[part.heads] - part.of.start
                 total = grad_own[part.of].clone().index_add_(0, local, grad_heads[part.heads])
                 dz = z.sub_(norms[part.of][:, None]).exp_().mul_(-total[:, None])
-                # a token that a filter took away has log-prob -inf, and no gradient
-                kept = norms.new_ones(()) if part.gone is None else (~part.gone).to(wide)
-                token_grad = grad_own[part.of][:, None] * _at(kept, tokens[part.of][:, None])
-                dz.scatter_add_(-1, tokens[part.of][:, None], token_grad)
-                at_heads = grad_heads[part.heads] * (kept if kept.dim() == 0 else kept[local, ids[part.heads]])
-                dz.index_put_((local, ids[part.heads]), at_heads, accumulate=True)
-                if how.temperature is not None:
-                    dz.div_(divisor(how.temperature[part.of], wide)[:, None])
+                dz.scatter_add_(-1, tokens[part.of][:, None], grad_own[part.of][:, None])
+                dz.index_put_((local, ids[part.heads]), grad_heads[part.heads], accumulate=True)
+                if gone is not None:
+                    dz.masked_fill_(gone, 0)  # a token that a filter took away is -inf whatever its logit
+                if part.how.temperature is not None:
+                    dz.div_(divisor(part.how.temperature, wide)[:, None])
                 dz = dz.to(weight.dtype)
                 if grad_hidden is not None:
                     torch.mm(dz, weight, out=grad_hidden[part.of])
@@ -151,31 +149,27 @@ class _Selected(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _at(kept: Tensor, index: Tensor) -> Tensor:
-    return kept if kept.dim() == 0 else kept.gather(-1, index)
-
-
-class _Part:
+class _Part(NamedTuple):
     """One chunk of actions, its head entries, and the transform on it."""
 
-    def __init__(self, of: slice, heads: slice, how: Recorded) -> None:
-        self.of, self.heads, self.how = of, heads, how
-        self.gone: Tensor | None = None
+    of: slice
+    heads: slice
+    how: Recorded
 
-    def logits(self, hidden: Tensor, weight: Tensor, wide: torch.dtype) -> Tensor:
-        """Tempered and filtered logits [C, V] of the chunk; a fresh tensor."""
+    def logits(self, hidden: Tensor, weight: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """(tempered and filtered logits [C, V] of the chunk, a fresh tensor; which of them were taken away)."""
         z = (hidden[self.of] @ weight.T).to(wide)
         if self.how.temperature is not None:
             z.div_(divisor(self.how.temperature, wide)[:, None])
-        self.gone = dropped(z, self.how)
-        return z if self.gone is None else z.masked_fill_(self.gone, -torch.inf)
+        gone = dropped(z, self.how)
+        return (z if gone is None else z.masked_fill_(gone, -torch.inf)), gone
 
 
-def _parts(tokens: Tensor, counts: Tensor, how: Recorded, size: int) -> list[_Part]:
-    """Cut actions into chunks, and with them their heads and supports. One transfer of chunk bounds to the host."""
+def _parts(tokens: Tensor, counts: Tensor, heads: int, how: Recorded, size: int) -> list[_Part]:
+    """Cut actions into chunks, and with them their heads and supports. With heads the bounds go to the host once."""
     starts = list(range(0, len(tokens), size))
     stops = [min(start + size, len(tokens)) for start in starts]
-    bounds = _bounds(counts, stops)
+    bounds = _bounds(counts, stops) if heads else [0] * (len(stops) + 1)
     support_bounds = _bounds(how.support_counts, stops) if how.support_counts is not None else [0] * (len(stops) + 1)
 
     def cut(start: int, stop: int, at: int) -> Recorded:

@@ -72,7 +72,7 @@ def dapo(
     anchor: Anchor = "recorded",
     reduce: Reducer = token_mean,
 ) -> Loss:
-    """`ppo_clip` with the higher upper clip and the token mean of DAPO (arXiv 2503.14476, eq. 8). logprobs [A]."""
+    """`ppo_clip` with the higher upper clip and the token mean of DAPO (arXiv 2503.14476). logprobs [A]."""
     return ppo_clip(batch, logprobs, clip=clip, dual=dual, correction=correction, anchor=anchor, reduce=reduce)
 
 
@@ -106,7 +106,7 @@ def gspo(
 ) -> Loss:
     """-E[ sg(c(w)) min(s A, clip(s) A) ], s = exp(mean_t log r_t) (GSPO, arXiv 2507.18071). logprobs [A].
 
-    The token form (its eq. 14): each action carries sg(s) p/sg(p), so per-action corrections act per action, and with
+    The token form: each action carries sg(s) p/sg(p), so per-action corrections act per action, and with
     one advantage a sequence and `sequence_mean` value and gradient are those of the sequence form.
     """
     given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior")

@@ -29,7 +29,7 @@ class Reducer(Protocol):
 
 
 def token_mean(terms: Tensor, batch: TokenBatch, weights: Tensor, *, counts: Counts | None = None) -> Tensor:
-    """sum_a w_a l_a / sum_a w_a: every action of the step weighs the same (DAPO, arXiv 2503.14476, eq. 8)."""
+    """sum_a w_a l_a / sum_a w_a: every action of the step weighs the same (DAPO, arXiv 2503.14476)."""
     counts = _counts(batch, weights, counts)
     return _divide(_sum(terms, weights), counts.tokens, counts)
 
@@ -49,7 +49,7 @@ def sequence_mean(
     empty: Empty = "leave",
     counts: Counts | None = None,
 ) -> Tensor:
-    """(1/S) sum_i (1/T_i) sum_t l_it: every sequence weighs the same (GRPO, arXiv 2402.03300, eq. 3)."""
+    """(1/S) sum_i (1/T_i) sum_t l_it: every sequence weighs the same (GRPO, arXiv 2402.03300)."""
     counts = _counts(batch, weights, counts)
     total = _sum(terms, weights / _length(counts, unit)[batch.sequence].to(terms.dtype))
     return _divide(total, _number(counts, unit, empty), counts)

@@ -59,7 +59,7 @@ def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> tuple[To
     reward = torch.where(chain.last & ~outcome.isnan(), reward + torch.nan_to_num(outcome), reward)
     beyond = _beyond(batch, chain)
     following = torch.where(chain.last, beyond, torch.roll(value, -1))
-    steps = torch.where(chain.last, 0.0, gamma * lam).to(torch.float64)
+    steps = (~chain.last).to(torch.float64) * (gamma * lam)
     advantages = _scan(reward + gamma * following - value, steps)
 
     def spread(of_chain: Tensor) -> Tensor:

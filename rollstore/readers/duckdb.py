@@ -97,7 +97,7 @@ FROM (SELECT {row}, unnest(range(len(spans))) AS span, unnest(spans) AS s FROM r
 _GROUPS = f"""
 SELECT run_id, step, group_id,
     max(group_size) AS group_size,
-    count(*) AS members,
+    count(*) AS present,
     greatest(max(group_size) - count(*), 0) AS missing,
     count(reward) AS scored,
     count(*) - count(reward) AS unscored,

@@ -1,12 +1,11 @@
 """Two runs of one rollout: the first token where they come apart, and whether rounding can explain it.
 
-After the first difference the contexts differ, so nothing behind it is judged. A recorded log-prob that is missing makes
-the comparison of log-probs not available; it never makes them equal.
+After the first difference the contexts differ, so nothing behind it is judged. A recorded log-prob that is missing
+makes the comparison of log-probs not available; it never makes them equal.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,71 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstore.replay import noise
-from rollstore.replay.conditions import Condition, Explanation, conditions, explanations, noise_at, span_at
-from rollstore.schema import Known, Rollout
+from rollstore.replay.conditions import Condition, Explanation, conditions, explanations
+from rollstore.replay.difference import (
+    Difference,
+    Odds,
+    difference_lines,
+    judge,
+    plain,
+    recorded_odds,
+    shared_noise_gap,
+)
+from rollstore.schema import Rollout
 
 LEAST_TOLERANCE = 1e-3
 MOST_TOLERANCE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Odds:
-    """What one run gave the two candidates, before the noise. Nats; None = not recorded."""
-
-    logprob_a: float | None
-    logprob_b: float | None
-    ceiling: float | None = None
-    """A candidate that is not recorded lies at or below this: the last log-prob of the recorded head."""
-    source: str
-    """`recorded`, or `model` where a forward pass over the same tokens was made."""
-
-    @property
-    def margin(self) -> float | None:
-        """By how much the run prefers b over a, without noise."""
-        low, high = self.margin_bounds
-        return low if low == high else None
-
-    @property
-    def margin_bounds(self) -> tuple[float, float]:
-        """The least and the most the margin can be from what is recorded; equal where it is known."""
-        a, b, most = self.logprob_a, self.logprob_b, self.ceiling
-        if a is not None and b is not None and not a == b == -math.inf:
-            return b - a, b - a
-        if a is not None and b is None and most is not None:
-            return -math.inf, most - a
-        if b is not None and a is None and most is not None:
-            return b - most, math.inf
-        return -math.inf, math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The first position where two runs differ. Margins say by how much a run prefers b over a: a's own draw has it negative
-    with noise, b's positive."""
-
-    segment: int
-    position: int
-    action: int | None
-    """Index among the actions; None where the token was not drawn here."""
-    token_a: int | None
-    """None: run a ended here."""
-    token_b: int | None
-    a: Odds
-    b: Odds
-    noise_gap: float | None
-    """Noise of a minus noise of b: what b had to make up for. None where the draws share no noise."""
-    margin_a: float | None
-    margin_b: float | None
-    noised_margin_a: float | None
-    noised_margin_b: float | None
-    gap: float | None
-    """How far from a tie the two runs are at least: the wider margin, with noise where it drew, else without."""
-    tolerance: float
-    verdict: str
-    """`near_tie`, `real`, `unknown`, or `different_input` where the token was not drawn."""
-    contradicted: bool
-    """The noise does not pick a recorded token from the log-probs, so something else drew it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +73,9 @@ def compare(
 ) -> Comparison:
     """Compares two records of one segment, a before b.
 
-    `tolerance` [nats] is how far a margin may be moved by rounding; by default four times the largest log-prob difference
-    over the common part, held within 0.001 and 0.1. `token_logprobs` are scores of all tokens [T] of both (position 0 has
-    none: NaN), for judging the prompt. Raises ValueError when the two are different segments.
+    `tolerance` [nats] is how far a margin may be moved by rounding; by default four times the largest log-prob
+    difference over the common part, held within 0.001 and 0.1. `token_logprobs` are scores of all tokens [T] of both
+    (position 0 has none: NaN), for judging the prompt. Raises ValueError when the two are different segments.
     """
     if a.segment != b.segment:
         raise ValueError(f"b: wanted segment {a.segment} as in a, got {b.segment}")
@@ -167,81 +115,6 @@ def first_difference(a: NDArray[Any], b: NDArray[Any]) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def judge(
-    *,
-    segment: int,
-    position: int,
-    action: int,
-    token_a: int,
-    token_b: int,
-    a: Odds,
-    b: Odds,
-    noise_gap: float | None,
-    tolerance: float,
-) -> Difference:
-    """The verdict on two drawn tokens that differ.
-
-    Under shared noise a flip can be rounding only where the noised margin is small in both runs; without it, where the
-    plain margin is. Where noise and log-probs contradict a recorded draw, the noise did not draw it, and the plain margin
-    decides.
-    """
-    bounds = (a.margin_bounds, b.margin_bounds)
-    noised = bounds if noise_gap is None else tuple((low - noise_gap, high - noise_gap) for low, high in bounds)
-    # a drew a, so its noised margin is at most 0; b drew b, so its is at least 0.
-    contradicted = noise_gap is not None and (noised[0][0] > tolerance or noised[1][1] < -tolerance)
-    decisive = bounds if contradicted else noised
-    # How far from a tie each run is at least.
-    gap = max(max(low, -high, 0.0) for low, high in decisive)
-    # Rounding moves both runs, so one known margin that is small and none that is large is a near tie.
-    known = any(low == high for low, high in decisive)
-    verdict = "real" if gap > tolerance else "near_tie" if known else "unknown"
-    margins = (a.margin, b.margin)
-    return Difference(
-        segment=segment,
-        position=position,
-        action=action,
-        token_a=token_a,
-        token_b=token_b,
-        a=a,
-        b=b,
-        noise_gap=noise_gap,
-        margin_a=margins[0],
-        margin_b=margins[1],
-        noised_margin_a=None if noise_gap is None or margins[0] is None else margins[0] - noise_gap,
-        noised_margin_b=None if noise_gap is None or margins[1] is None else margins[1] - noise_gap,
-        gap=gap if known or gap > 0 else None,
-        tolerance=tolerance,
-        verdict=verdict,
-        contradicted=contradicted,
-    )
-
-
-def shared_noise_gap(a: Rollout, b: Rollout, position: int, token_a: int, token_b: int) -> float | None:
-    """Noise of token_a minus noise of token_b, when both runs drew with the same noise by the recipe known here."""
-    keyed = noise_at(a, position)
-    if keyed is None or keyed != noise_at(b, position) or (a.noise, b.noise) != (noise.RECIPE, noise.RECIPE):
-        return None
-    pair = noise.gumbel_at(
-        key=keyed[0],
-        sample=keyed[1],
-        segment=a.segment,
-        positions=position,
-        tokens=np.array([[token_a, token_b]]),
-    )[0]
-    return float(pair[0]) - float(pair[1])
-
-
-def plain(value: Any) -> Any:
-    """Nested records as JSON can hold them, infinities as strings."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
 def _first(a: Rollout, b: Rollout, position: int, action: int, tolerance: float) -> Difference:
     token_a, token_b = (int(run.tokens[position]) if position < len(run.tokens) else None for run in (a, b))
     drawn = [position < len(run.tokens) and bool(run.action_mask[position]) for run in (a, b)]
@@ -279,55 +152,6 @@ def _first(a: Rollout, b: Rollout, position: int, action: int, tolerance: float)
     )
 
 
-def recorded_odds(run: Rollout, action: int, position: int, token_a: int, token_b: int) -> Odds:
-    """The two candidates' log-probs as the run recorded them: its own draw's, and what its head holds."""
-    head = _head(run, action)
-    found: list[float | None] = []
-    for token in (token_a, token_b):
-        if head is not None and token in head[0]:
-            found.append(head[0][token])
-        elif token == int(run.tokens[position]) and _kinds_agree(run, position):
-            found.append(_logprob(run, action))
-        else:
-            # A head shorter than was asked for holds the whole support.
-            found.append(-math.inf if head is not None and head[1] else None)
-    ceiling = min(head[0].values()) if head is not None else None
-    return Odds(logprob_a=found[0], logprob_b=found[1], ceiling=ceiling, source="recorded")
-
-
-def _head(run: Rollout, action: int) -> tuple[dict[int, float], bool] | None:
-    """(token -> log-prob, whether it is the whole support) of one action."""
-    heads = run.heads
-    if heads is None or heads.tokens is None or heads.logprobs is None:
-        return None
-    if heads.counts is not None:
-        start, count = int(heads.counts[:action].sum()), int(heads.counts[action])
-    else:
-        count = heads.size or 0
-        start = action * count
-    if count == 0:
-        return None
-    ids, values = heads.tokens[start : start + count].tolist(), heads.logprobs[start : start + count].tolist()
-    return dict(zip(ids, values, strict=True)), heads.size is not None and count < heads.size
-
-
-def _kinds_agree(run: Rollout, position: int) -> bool:
-    return run.heads is None or _kind(run, "logprob_kind", position) == _kind(run, "head_kind", position)
-
-
-def _kind(run: Rollout, name: str, position: int) -> str | None:
-    span = span_at(run, position)
-    own = None if span is None else getattr(span, name)
-    return getattr(run, name) if own is None else own
-
-
-def _logprob(run: Rollout, action: int) -> float | None:
-    column: Known | None = run.logprobs
-    if column is None or not column.known[action]:
-        return None
-    return float(column.values[action])
-
-
 def _logprob_differences(a: Rollout, b: Rollout, actions: int) -> tuple[str, NDArray[np.float64]]:
     """(available or why not, |difference| where both runs know it)."""
     none = np.zeros(0)
@@ -361,36 +185,13 @@ def _last_action(run: Rollout) -> int | None:
     return int(drawn[-1]) if len(drawn) else None
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
-
-
-def _margin(odds: Odds, shift: float) -> str:
-    low, high = (bound - shift for bound in odds.margin_bounds)
-    if low == high:
-        return f"by {low:.4g}"
-    if math.isfinite(high):
-        return f"by at most {high:.4g}"
-    return f"by at least {low:.4g}" if math.isfinite(low) else "by an unknown margin"
-
-
 def _lines(found: Comparison) -> list[str]:
     largest = found.max_logprob_difference
     drawn = f"{found.compared} tokens agree ({found.actions} of them drawn)"
     out = [f"{found.rollout_id} segment {found.segment}: {found.verdict.replace('_', ' ')}: {drawn}"]
     first = found.first
     if first is not None:
-        out.append(f"  first difference at token {first.position}: {first.token_a} in a, {first.token_b} in b")
-    if first is not None and first.action is not None:
-        for name, odds in (("a", first.a), ("b", first.b)):
-            noised = "" if first.noise_gap is None else f", with noise {_margin(odds, first.noise_gap)}"
-            out.append(
-                f"  in {name} ({odds.source}): log-probs {_number(odds.logprob_a)} and {_number(odds.logprob_b)}: "
-                f"b over a {_margin(odds, 0.0)}{noised}"
-            )
-        if first.noise_gap is not None:
-            out.append(f"  noise gap {first.noise_gap:.4g} in favour of a")
-        out.append(f"  gap {_number(first.gap)}, tolerance {first.tolerance:.3g}")
+        out.extend(difference_lines(first))
     out.extend(f"  {one.name}: {one.status.replace('_', ' ')} ({one.why})" for one in found.explanations)
     where = "" if first is None else " before it"
     out.append(f"  log-probs: {found.logprobs if largest is None else f'differ by at most {largest:.3g}{where}'}")

@@ -1,4 +1,4 @@
-"""The circumstances of two runs that can explain a difference, and which explanations remain. Missing ones are unknown."""
+"""The circumstances of two runs that can explain a difference, and what remains. Missing ones are unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from rollstore.schema import Known, Rollout, Sampler, Span
 
 FRESH = ("fresh", "recomputed")
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "grammar")
 NEUTRAL: dict[str, Any] = {
+    "temperature": None,  # always told
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
@@ -66,7 +66,7 @@ def noise_at(rollout: Rollout, position: int) -> tuple[int, int] | None:
 
 
 def conditions(a: Rollout, b: Rollout, position: int, action: int | None) -> tuple[Condition, ...]:
-    """What was the same, what differed and what is unknown at one token position; `action` is its index among the actions."""
+    """What was the same, what differed and what is unknown at one position; `action` is its index among the actions."""
     spans = span_at(a, position), span_at(b, position)
     engines = tuple(
         rollout.engine if span is None or span.engine is None else span.engine
@@ -90,16 +90,17 @@ def conditions(a: Rollout, b: Rollout, position: int, action: int | None) -> tup
 def explanations(found: tuple[Condition, ...], verdict: str, *, contradicted: bool) -> tuple[Explanation, ...]:
     """Which causes of a first difference remain, for an action whose context is the same in both runs.
 
-    `verdict` is near_tie, real, unknown or different_input; `contradicted`: the noise and the recorded log-probs together
-    do not pick a token that was recorded, so something else drew it.
+    `verdict` is near_tie, real, unknown or different_input; `contradicted`: the noise and the recorded log-probs
+    together do not pick a token that was recorded, so something else drew it.
     """
     by_name = {condition.name: condition for condition in found}
     if verdict == "different_input":
         why = "the tokens that differ were not drawn here"
         names = ("weights", "arithmetic", "sampler", "KV state")
+        same = "the fingerprints agree; the text or the tool differed"
         return (
             *(Explanation(name=name, status="ruled_out", why=why) for name in names),
-            _by_condition("tokenizer", by_name["tokenizer"], same="the fingerprints agree; the text or the tool differed"),
+            _by_condition("tokenizer", by_name["tokenizer"], same=same),
         )
     arithmetic = {
         "near_tie": ("possible", "the margin lies within the rounding of two runs"),
@@ -134,7 +135,7 @@ def _kv_state(condition: Condition) -> Explanation:
         why = f"a cache built under other weights was kept: {_pair(condition)}"
         return Explanation(name="KV state", status="possible", why=why)
     if all(state in FRESH for state in states):
-        return Explanation(name="KV state", status="ruled_out", why="both caches were built by the weights that sampled")
+        return Explanation(name="KV state", status="ruled_out", why="the weights that sampled built both caches")
     return Explanation(name="KV state", status="unknown", why=f"cache state is not recorded: {_pair(condition)}")
 
 
@@ -183,10 +184,8 @@ def _numerics(engine: Any) -> str | None:
 def _settings(sampler: Sampler | None) -> str | None:
     if sampler is None or sampler.temperature is None:
         return None
-    values = {name: getattr(sampler, name) for name in SETTINGS}
-    changed = {
-        name: value for name, value in values.items() if value is not None and value != NEUTRAL.get(name, object())
-    }
+    values = {name: getattr(sampler, name) for name in NEUTRAL}
+    changed = {name: value for name, value in values.items() if value is not None and value != NEUTRAL[name]}
     return ", ".join(f"{name}={value:g}" if name != "grammar" else "grammar" for name, value in changed.items())
 
 

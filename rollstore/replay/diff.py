@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from rollstore.replay.compare import Comparison, compare, plain
+from rollstore.replay.compare import Comparison, compare
+from rollstore.replay.difference import plain
 from rollstore.schema import Rollout, from_table
 
 
 class Scans(Protocol):
     """What a diff needs of a store."""
 
-    def scan(self, table: str, **options: Any) -> Iterable[pa.RecordBatch]: ...
+    def scan(self, table: str) -> Iterable[pa.RecordBatch]: ...
 
 
 Source = Rollout | Sequence[Rollout] | Scans
@@ -112,9 +113,10 @@ def diff(
 ) -> Diff:
     """Compares recorded runs, a before b.
 
-    `match` gives what two segments must share to be compared: `by_id`, `by_draw`, or a function of the caller's (default:
-    `by_id`; two single segments are compared whatever they are called). `run_a` and `run_b` pick one run out of a store.
-    `tolerance`: see `compare`. Holds both sides in memory. Raises ValueError where two segments of one side match.
+    `match` gives what two segments must share to be compared: `by_id`, `by_draw`, or a function of the caller's
+    (default: `by_id`; two single segments are compared whatever they are called). `run_a` and `run_b` pick one run
+    out of a store. `tolerance`: see `compare`. Holds both sides in memory. Raises ValueError where two segments of
+    one side match.
     """
     if match is None:
         match = by_id if not (isinstance(a, Rollout) and isinstance(b, Rollout)) else _segment
@@ -153,35 +155,35 @@ def diff(
         changed=len(flips),
         share_changed=len(flips) / len(both) if both else None,
         decisions=decisions,
-        flipped_first=sum(first.token_a is not None and first.token_b is not None and _drawn(first) for first in firsts),
+        flipped_first=sum(None not in (first.action, first.token_a, first.token_b) for first in firsts),
         flipped_all=flipped_all,
         earliest=min((first.position for first in firsts), default=None),
         flips=tuple(flips),
     )
 
 
-def _drawn(first: Any) -> bool:
-    return first.action is not None
-
-
 def _segment(rollout: Rollout) -> Hashable:
     return rollout.segment
 
 
-def _keyed(
-    side: str, source: Source, match: Callable[[Rollout], Hashable], run: str | None
-) -> dict[Hashable, Rollout]:
+def _keyed(side: str, source: Source, match: Callable[[Rollout], Hashable], run: str | None) -> dict[Hashable, Rollout]:
     found: dict[Hashable, Rollout] = {}
     for rollout in _rollouts(source):
         if run is not None and rollout.run_id != run:
             continue
         key = match(rollout)
+        if key in found and _same(found[key], rollout):
+            continue  # stored twice, which counts once
         if key in found:
-            raise ValueError(
-                f"{side}: wanted one segment a match, got {found[key].rollout_id!r} and {rollout.rollout_id!r} for {key}"
-            )
+            both = f"{found[key].rollout_id!r} and {rollout.rollout_id!r}"
+            raise ValueError(f"{side}: wanted one segment a match, got {both} for {key}")
         found[key] = rollout
     return found
+
+
+def _same(one: Rollout, other: Rollout) -> bool:
+    named = (one.rollout_id, one.segment) == (other.rollout_id, other.segment)
+    return named and np.array_equal(one.tokens, other.tokens)
 
 
 def _rollouts(source: Source) -> Iterable[Rollout]:

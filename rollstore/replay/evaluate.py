@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from rollstore.schema import Rollout, from_table
+from rollstore.schema import TABLES, Rollout, from_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Scores(Protocol):
     """What an evaluation needs of a store."""
 
-    def scan(self, table: str, **options: Any) -> Iterable[pa.RecordBatch]: ...
+    def scan(self, table: str, columns: Sequence[str] | None = None) -> Iterable[pa.RecordBatch]: ...
 
     def append(self, table: str, data: pa.Table) -> object: ...
 
@@ -36,9 +36,9 @@ def evaluate(
 ) -> int:
     """Scores every segment that has actions and appends one row each; returns how many were added.
 
-    `kind`: `behavior` puts each action under its own recorded sampler, `tempered` under its temperature alone, `raw` under
-    neither. Heads are scored at the recorded head ids. Segments that already stand under `evaluation_id` are left out, so
-    an interrupted evaluation goes on where it stopped. `rollout_ids` restricts it to those.
+    `kind`: `behavior` puts each action under its own recorded sampler, `tempered` under its temperature alone, `raw`
+    under neither. Heads are scored at the recorded head ids. Segments that already stand under `evaluation_id` are
+    left out, so an interrupted evaluation goes on where it stopped. `rollout_ids` restricts it to those.
 
     Raises UnsupportedRecordError, naming the rollout and token, for a sampler that cannot be honoured; what was scored
     before it is kept.
@@ -64,6 +64,7 @@ def evaluate(
         chosen = wanted is None or rollout.rollout_id in wanted
         if not chosen or (rollout.rollout_id, rollout.segment) in done or not rollout.action_mask.any():
             continue
+        done.add((rollout.rollout_id, rollout.segment))  # a row stored twice counts once
         pending.append(rollout)
         if len(pending) == rows_at_once:
             added += _append(store, model, pending, kind, fields)
@@ -71,9 +72,7 @@ def evaluate(
     return added + _append(store, model, pending, kind, fields)
 
 
-def _append(
-    store: Scores, model: PreTrainedModel, rollouts: list[Rollout], kind: str, fields: dict[str, Any]
-) -> int:
+def _append(store: Scores, model: PreTrainedModel, rollouts: list[Rollout], kind: str, fields: dict[str, Any]) -> int:
     from rollstore.replay.score import score_rollouts
 
     rows: list[dict[str, Any]] = []
@@ -105,8 +104,6 @@ def _rollouts(store: Scores) -> Iterator[Rollout]:
 
 
 def _schema(row: dict[str, Any]) -> pa.Schema:
-    from rollstore.schema import TABLES
-
     declared = TABLES["evaluations"].arrow_schema
     return pa.schema([declared.field(name) for name in row])
 

@@ -1,9 +1,9 @@
 """Keyed Gumbel noise, recipe `gumbel-philox4x32/1`: the same bytes from numpy and torch, on any machine.
 
-The noise of one token id is a pure function of (key, sample, segment, position, token id): Philox4x32-10 gives 32 random
-bits (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), and a fixed series of float32 operations, each
-rounded once as IEEE 754 says, turns them into Gumbel noise. Nothing here may be fused, reordered or replaced by a library's
-logarithm: spec/noise.md is the recipe, spec/vectors/noise.json holds known answers.
+The noise of one token id is a pure function of (key, sample, segment, position, token id): Philox4x32-10 gives 32
+random bits (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), and a fixed series of float32
+operations, each rounded once as IEEE 754 says, turns them into Gumbel noise. Nothing here may be fused, reordered or
+replaced by a library's logarithm: spec/noise.md is the recipe, spec/vectors/noise.json holds known answers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _COUNTERS_AT_ONCE = 12_288  # keeps the scratch arrays of numpy in the second-le
 def gumbel(*, key: Words, sample: Words, positions: Words, vocab_size: int, segment: Words = 0) -> NDArray[np.float32]:
     """The noise added to processed logits before the argmax, from numpy.
 
-    `positions` [n] are absolute indices in the segment's `tokens`; `key`, `sample` and `segment` are one integer or [n].
-    Returns float32 [n, vocab_size]. Values lie in [-3.13, 22.88]. Raises ValueError for an integer out of range.
+    `positions` [n] are absolute indices in the segment's `tokens`; `key`, `sample` and `segment` are one integer or
+    [n]. Returns float32 [n, vocab_size]. Values lie in [-3.13, 22.88]. Raises ValueError for an integer out of range.
     """
     return _draw(key, sample, positions, vocab_size, segment, race=False)
 
@@ -51,7 +51,8 @@ def gumbel(*, key: Words, sample: Words, positions: Words, vocab_size: int, segm
 def exponential(
     *, key: Words, sample: Words, positions: Words, vocab_size: int, segment: Words = 0
 ) -> NDArray[np.float32]:
-    """The Exp(1) draws under `gumbel` (which is -ln of them): argmin(exponential / p) picks what argmax(ln p + gumbel) picks.
+    """The Exp(1) draws under `gumbel` (which is -ln of them): argmin(exponential / p) picks what argmax(ln p +
+    gumbel) picks.
 
     Same arguments and shape as `gumbel`. Values lie in [2^-33, 22.88].
     """
@@ -71,7 +72,7 @@ def gumbel_at(
         raise ValueError(f"tokens: wanted shape [{len(rows[0])}, k], one row for each position, got {list(ids.shape)}")
     ids = _checked("tokens", ids.reshape(-1), 31).reshape(ids.shape)
     position, sample_, segment_, k0, k1 = (column[:, None] for column in rows)
-    words = _philox(*np.broadcast_arrays(ids >> np.uint64(2), position, sample_, segment_), k0, k1)
+    words = _philox(np.broadcast_arrays(ids >> np.uint64(2), position, sample_, segment_), k0, k1)
     word = np.choose((ids & np.uint64(3)).astype(np.intp), words).astype(np.uint32).view(np.int32)
     return _gumbel(_race(word))
 
@@ -92,28 +93,23 @@ def gumbel_torch(
     """
     import torch
 
-    return torch.compiler.disable(_draw_torch)(
-        key, sample, positions, vocab_size, segment, torch.device(device or "cpu")
-    )
+    # Asked for only while compiling: loading the compiler takes seconds.
+    draw: Any = torch.compiler.disable(_draw_torch) if torch.compiler.is_compiling() else _draw_torch
+    return draw(key, sample, positions, vocab_size, segment, torch.device(device or "cpu"))
 
 
 def philox4x32(counter: Sequence[Words], key: Sequence[Words]) -> tuple[NDArray[np.uint64], ...]:
-    """Philox4x32-10: four counter words and two key words (arrays that broadcast, each below 2^32) to four words, as uint64."""
-    words = [np.array(word, dtype=np.uint64) for word in (*counter, *key)]
-    return _philox(*np.broadcast_arrays(*words[:4]), *words[4:])
+    """Philox4x32-10: four counter words and two key words, arrays that broadcast, each below 2^32, to four (uint64)."""
+    k0, k1 = (np.array(word, dtype=np.uint64) for word in key)
+    return _philox(np.broadcast_arrays(*(np.array(word, dtype=np.uint64) for word in counter)), k0, k1)
 
 
 def _philox(
-    c0: NDArray[np.uint64],
-    c1: NDArray[np.uint64],
-    c2: NDArray[np.uint64],
-    c3: NDArray[np.uint64],
-    k0: NDArray[np.uint64],
-    k1: NDArray[np.uint64],
+    counter: Sequence[NDArray[np.uint64]], k0: NDArray[np.uint64], k1: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], ...]:
     m0, m1 = (np.array(multiplier, dtype=np.uint64) for multiplier in MULTIPLIERS)
     mask, half = np.array(_MASK, dtype=np.uint64), np.array(32, dtype=np.uint64)
-    c0, c1, c2, c3 = c0.copy(), c1.copy(), c2.copy(), c3.copy()
+    c0, c1, c2, c3 = (word.copy() for word in counter)
     spare = np.empty_like(c0)
     for turn in range(ROUNDS):
         if turn:
@@ -147,7 +143,7 @@ def _draw(
         for left in range(0, blocks, wide):
             block = np.arange(left, min(left + wide, blocks), dtype=np.uint64)[None]
             counters = np.broadcast_arrays(block, position, sample_, segment_)
-            c0, c1, c2, c3 = _philox(*counters, k0, k1)
+            c0, c1, c2, c3 = _philox(counters, k0, k1)
             # Two words to a 64-bit store: four times fewer strided writes than word by word.
             pairs = np.empty((*c0.shape, 2), dtype="<u8")
             pairs[..., 0] = np.bitwise_or(c0, np.left_shift(c1, np.uint64(32), out=c1), out=c0)

@@ -9,10 +9,11 @@ import pyarrow as pa
 from rollstore.schema import checks, fitting, preparing
 from rollstore.schema.column import SYSTEM_COLUMNS, VERSION, Column, Table
 from rollstore.schema.evaluations import EVALUATIONS
+from rollstore.schema.flags import FLAG_KINDS
 from rollstore.schema.flat import Rows
 from rollstore.schema.from_arrow import from_table
 from rollstore.schema.known import Known
-from rollstore.schema.problem import Problem
+from rollstore.schema.problem import KINDS, Problem
 from rollstore.schema.rollouts import ROLLOUTS
 from rollstore.schema.scores import SCORES
 from rollstore.schema.structs import (
@@ -27,6 +28,8 @@ from rollstore.schema.structs import (
     Sampler,
     Span,
 )  # fmt: skip
+from rollstore.schema.upgrade import parse, read_version
+from rollstore.schema.upgrade import upgrade as _upgrade
 from rollstore.schema.uses import USES
 
 TABLES: dict[str, Table] = {table.name: table for table in (ROLLOUTS, SCORES, EVALUATIONS, USES)}
@@ -46,9 +49,20 @@ def conform(data: pa.RecordBatch | pa.Table, table: str = "rollouts", *, unknown
 
 
 def problems(table: pa.Table, name: str = "rollouts") -> list[Problem]:
-    """Every problem of the rows of a table, as data; wrong types included. Changes nothing, raises nothing."""
+    """Every problem of the rows of a table, as data; wrong types included. Changes nothing and derives nothing.
+
+    Enum values that this version does not know are no problem in a table that says it is of a newer minor version.
+    """
     fitted = fitting.fit_table(table, table_of(name), unknown="keep")
-    return [*fitted.problems, *checks.problems(Rows(fitted.columns, fitted.count), table_of(name))]
+    found = [*fitted.problems, *checks.problems(Rows(fitted.columns, fitted.count), table_of(name))]
+    metadata = table.schema.metadata or {}
+    newer = b"rollstore.schema" in metadata and parse(read_version(metadata)) > parse(VERSION)
+    return [problem for problem in found if not (newer and problem.kind == "unknown_enum")]
+
+
+def upgrade(table: pa.Table, version: str, name: str = "rollouts") -> pa.Table:
+    """A table of another schema version as one of this: what a reader does. VersionError where it cannot be read."""
+    return _upgrade(table, version, table_of(name))
 
 
 def prepare(data: pa.RecordBatch | pa.Table, table: str = "rollouts") -> pa.Table:
@@ -62,7 +76,7 @@ def to_table(rollouts: Sequence[Rollout]) -> pa.Table:
 
 
 __all__ = [
-    "SYSTEM_COLUMNS", "TABLES", "VERSION", "Column", "Edit", "Engine", "Flag", "Heads", "Known", "LogitBias", "Media",
-    "Numerics", "Problem", "Rollout", "Sampler", "Span", "Table", "conform", "from_table", "prepare", "problems",
-    "table_of", "to_table",
+    "FLAG_KINDS", "KINDS", "SYSTEM_COLUMNS", "TABLES", "VERSION", "Column", "Edit", "Engine", "Flag", "Heads", "Known",
+    "LogitBias", "Media", "Numerics", "Problem", "Rollout", "Sampler", "Span", "Table", "conform", "from_table",
+    "prepare", "problems", "read_version", "table_of", "to_table", "upgrade",
 ]  # fmt: skip

@@ -79,23 +79,28 @@ def fit_table(data: pa.RecordBatch | pa.Table, of: Table, *, unknown: str = "ref
             if array is not None:
                 fitted.columns[column.name] = fit(array, column, column.name, rows, found, unknown)
     for name, raw in given.items():
-        if not name.startswith("x_") and unknown != "keep":
-            what = "a column the schema does not know"
-            found.append(
-                Problem(
-                    column=name, kind="unknown_column", row=None, found=what, wanted="a declared name, or x_ in front"
-                )
-            )
-            continue
-        array = _sound(raw, name, found)
-        if array is None or t.is_null(array.type):  # a column of nothing has no type to keep
-            continue
-        array = decoded_deep(array)
-        if is_plain(array.type):
-            fitted.extra[name] = array
+        if name.startswith("x_") or unknown == "keep":
+            array = _sound(raw, name, found)
+            if array is not None:
+                fit_extra(fitted, name, array)
         else:
-            found.append(_wrong_type(name, raw.type, "a type that says what the values are"))
+            found.append(unknown_column(name, "a column the schema does not know"))
     return fitted
+
+
+def fit_extra(fitted: Fitted, name: str, array: pa.Array) -> None:
+    """A column of the caller's own, in a type that says what its values are. One of nothing has no type to keep."""
+    if pa.types.is_null(array.type):
+        return
+    made = decoded_deep(array)
+    if is_plain(made.type):
+        fitted.extra[name] = made
+    else:
+        fitted.problems.append(_wrong_type(name, array.type, "a type that says what the values are"))
+
+
+def unknown_column(name: str, what: str) -> Problem:
+    return Problem(column=name, kind="unknown_column", row=None, found=what, wanted="a declared name, or x_ in front")
 
 
 def _wrong_type(path: str, given: pa.DataType, wanted: str) -> Problem:

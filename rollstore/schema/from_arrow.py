@@ -53,6 +53,8 @@ def _undo_flags(row: dict[str, Any]) -> None:
         name, *path = (flag.column or "").split(".")
         if flag.kind == ESCAPED and name in row:
             row[name] = _unescape_at(row[name], path)
+        elif flag.kind == ESCAPED and name in (row.get("extra") or {}):
+            row["extra"][name] = unescape(row["extra"][name])
     json_at = {
         column: {f.index for f in flags if f.kind == AS_JSON and f.column == column}
         for column in ("metadata", "samplers.extra")
@@ -60,15 +62,19 @@ def _undo_flags(row: dict[str, Any]) -> None:
     if json_at["metadata"] and "metadata" in row:
         row["metadata"] = _parsed(row["metadata"], json_at["metadata"], 0)
     if json_at["samplers.extra"] and "samplers" in row:
-        first = 0
-        samplers: list[Sampler] = []
-        for sampler in row["samplers"]:
-            extra = sampler.extra or {}
-            samplers.append(msgspec.structs.replace(sampler, extra=_parsed(extra, json_at["samplers.extra"], first)))
-            first += len(extra)
-        row["samplers"] = tuple(samplers)
+        row["samplers"] = _parsed_extras(row["samplers"], json_at["samplers.extra"])
     if flags:
         row["flags"] = tuple(f for f in flags if f.kind not in (ESCAPED, AS_JSON)) or None
+
+
+def _parsed_extras(samplers: tuple[Sampler, ...], json_at: set[int | None]) -> tuple[Sampler, ...]:
+    """The index of a flag counts the entries of all samplers of the row."""
+    first, made = 0, list(samplers)
+    for number, sampler in enumerate(samplers):
+        if sampler.extra:
+            made[number] = msgspec.structs.replace(sampler, extra=_parsed(sampler.extra, json_at, first))
+            first += len(sampler.extra)
+    return tuple(made)
 
 
 def _parsed(values: Mapping[str, Any], json_at: set[int | None], first: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rollstore.schema.arrays import number_lists
 from rollstore.schema.column import Column
-from rollstore.schema.fitting import Fitted
+from rollstore.schema.fitting import Fitted, fit_extra, unknown_column
 from rollstore.schema.leaves import allowed
 from rollstore.schema.problem import Kind, Problem, at, first_of_each
 from rollstore.schema.rollouts import ROLLOUTS
@@ -64,7 +64,7 @@ def converted(rollouts: Sequence[Any]) -> Fitted:
         if column.name != "flags":
             given = values[column.name] if column.record is None else heads[column.record.split(".")[1]]
             _put(fitted, given, column, rows, build)
-    fitted.extra = _extras(values["extra"], rows, build)
+    _put_extras(fitted, values["extra"], build)
     flags = values["flags"]
     if build.flags:  # what was met on the way, behind the caller's own
         flags = [(*(own or ()), *build.flags.get(row, ())) or None for row, own in enumerate(flags)]
@@ -86,29 +86,25 @@ def _fields(records: Sequence[msgspec.Struct | None], kind: type[msgspec.Struct]
     return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
 
 
-def _extras(given: Sequence[Mapping[str, Any] | None], rows: Any, build: _Build) -> dict[str, pa.Array]:
+def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build: _Build) -> None:
     """The caller's own columns, each of the one type that its values have."""
-    extra: dict[str, pa.Array] = {}
     for name in sorted({name for mapping in given for name in mapping or ()}):
-        values = [(mapping or {}).get(name) for mapping in given]
-        if name in ROLLOUTS.by_name:
-            what = "a declared column in extra"
-            build.problems.append(
-                Problem(column=name, kind="unknown_column", row=None, found=what, wanted="x_ in front")
-            )
+        if not name.startswith("x_"):
+            build.problems.append(unknown_column(name, "a column of the caller's own"))
             continue
+        values = [(mapping or {}).get(name) for mapping in given]
         try:
             array = _inferred(values)
             if array is None:
-                for row in (row for row, value in enumerate(values) if _inferred([value]) is None):
+                for row in [row for row, value in enumerate(values) if _inferred([value]) is None]:
                     values[row] = escape(values[row])
                     build.flag(row, ESCAPED, name)
                 array = pa.array(values)
-            extra[name] = array
         except ARROW_REFUSALS as error:
             found = f"values of no one Arrow type ({str(error).splitlines()[0]})"
             build.problems.append(Problem(column=name, kind="wrong_type", row=None, found=found, wanted="one type"))
-    return extra
+        else:
+            fit_extra(fitted, name, array)
 
 
 def _inferred(values: list[Any]) -> pa.Array | None:
@@ -274,7 +270,8 @@ def _each(values: Sequence[Any], type_: pa.DataType, path: str, rows: Any, build
         sound.append(None if kind else value)
     for kind, cases in bad.items():
         first = first_of_each([row for row, _ in cases], [shown for _, shown in cases])
-        build.problems.extend(at(path, kind, list(first), lambda r, f=first: f[r], allowed(type_)))
+        wanted = "a zone, as +00:00" if kind == "naive_timestamp" else allowed(type_)
+        build.problems.extend(at(path, kind, list(first), lambda r, f=first: f[r], wanted))
     for row in sorted(escaped):
         build.flag(row, ESCAPED, path)
     if escaped:  # every text of the column in that row is escaped, so that all are undone by one rule

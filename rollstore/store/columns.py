@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rollstore.errors import CorruptionError, SchemaError
 from rollstore.schema import Problem
+from rollstore.schema.problem import Kind
 from rollstore.store import document
 from rollstore.store.filesystem import Filesystem, read_file
 
@@ -81,10 +82,12 @@ def _read(filesystem: Filesystem, name: str) -> pa.DataType:
 
 def _unfit(field: pa.Field) -> Problem | None:
     if not _NAME.fullmatch(field.name):
-        return _problem(field.name, "bad_name", repr(field.name), "x_ and letters, digits or _, at most 102 characters")
+        return _problem(
+            field.name, "unknown_column", repr(field.name), "x_ and letters, digits or _, at most 102 characters"
+        )
     unfit = _unfit_type(field.type)
     return (
-        _problem(field.name, "unfit_type", str(unfit), "a plain type, that every reader of Arrow files knows")
+        _problem(field.name, "wrong_type", str(unfit), "a plain type, that every reader of Arrow files knows")
         if unfit
         else None
     )
@@ -119,5 +122,5 @@ def _children(type_: pa.DataType) -> list[pa.Field]:
     return [type_.field(i) for i in range(type_.num_fields)]
 
 
-def _problem(column: str, kind: str, found: str, wanted: str) -> Problem:
+def _problem(column: str, kind: Kind, found: str, wanted: str) -> Problem:
     return Problem(column=column, kind=kind, row=None, found=found, wanted=wanted)

@@ -159,13 +159,19 @@ def check_head(head: bytes | memoryview, where: str) -> None:
     _check(memoryview(head), HEAD, where)
 
 
-def decode(schema: pa.Schema, message: bytes, where: str, fields: list[int] | None = None) -> pa.RecordBatch:
-    """A checked message as a record batch, fully validated. `fields` picks columns by their place in the schema."""
+def decode(
+    schema: pa.Schema | pa.Buffer, message: bytes, where: str, fields: list[int] | None = None
+) -> pa.RecordBatch:
+    """A checked message as a record batch, fully validated. `fields` picks columns by their place in the schema.
+
+    The schema may be given serialized, to save doing it for every batch.
+    """
+    opening = schema.serialize() if isinstance(schema, pa.Schema) else schema
 
     def read() -> pa.RecordBatch:
         # Arrow's own pool costs a small batch more than it gives: 1.4 ms instead of 0.3 for seventy columns.
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
-        stream = pa.py_buffer(b"".join((memoryview(schema.serialize()), message)))
+        stream = pa.py_buffer(b"".join((memoryview(opening), message)))
         batch = pa.ipc.open_stream(stream, options=options).read_next_batch()
         batch.validate(full=True)
         return batch

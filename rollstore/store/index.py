@@ -30,7 +30,8 @@ _PREFIX, _SUFFIX = "index-", ".index"
 _PARTS_KEY = "rollstore.index.parts"
 _WORTH_KEEPING = 10_000  # rows; a smaller segment is read again in less time than a file takes to write
 _SCHEMA = pa.schema([("hash", pa.uint64()), ("part", pa.int32()), ("batch", pa.int32()), ("row", pa.int32())])
-Place = tuple[Part | JournalView, int]
+Place = tuple[Part | JournalView, int, int]
+"""A file, and in it the numbers of a batch and of a row of that batch."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Segment:
     row: np.ndarray[Any, np.dtype[np.int32]]
     file: str | None = None
 
-    def find(self, hash_: int) -> Iterator[tuple[str, int]]:
-        """The (part, batch) pairs that hold an id with this hash."""
+    def find(self, hash_: int) -> Iterator[tuple[str, int, int]]:
+        """The (part, batch, row) places of ids with this hash."""
         key = np.uint64(hash_)
         place = int(np.searchsorted(self.hash, key))
         while place < len(self.hash) and self.hash[place] == key:
-            yield self.parts[int(self.part[place])], int(self.batch[place])
+            yield self.parts[int(self.part[place])], int(self.batch[place]), int(self.row[place])
             place += 1
 
 
@@ -61,35 +62,39 @@ class Index:
         self._lock = threading.Lock()
         self._segments: list[Segment] | None = None
         self._covered: set[str] = set()
+        self._seen: list[str] | None = None
+        self._live: frozenset[str] = frozenset()
         self._damaged: dict[str, tuple[Part, CorruptionError]] = {}
-        self._journals: dict[str, tuple[int, dict[str, set[int]]]] = {}
+        self._journals: dict[str, tuple[int, dict[str, list[tuple[int, int]]]]] = {}
 
     def find(self, snapshot: Snapshot, rollout_id: str) -> list[Place]:
-        """The batches of a snapshot that may hold a rollout, each once.
+        """The rows of a snapshot that may be those of a rollout, each once: the caller compares the row's own id.
 
         Raises CorruptionError where a part that may hold it cannot be read.
         """
         with self._lock:
-            self._cover(snapshot)
-            live = set(snapshot.names[TABLE])
+            if self._seen is not snapshot.names[TABLE]:
+                self._cover(snapshot)
+                self._seen, self._live = snapshot.names[TABLE], frozenset(snapshot.names[TABLE])
+            live = self._live
             for name, (part, error) in self._damaged.items():
                 ids = part.statistics.ranges.get(ID)
                 if name in live and (ids is None or ids.min <= rollout_id <= ids.max):
                     raise error
             hash_ = xxhash.xxh3_64_intdigest(rollout_id.encode())
             places = {place for segment in self._segments or () for place in segment.find(hash_) if place[0] in live}
-            found: list[Place] = [(snapshot.part(TABLE, name), batch) for name, batch in sorted(places)]
+            found: list[Place] = [(snapshot.part(TABLE, name), batch, row) for name, batch, row in sorted(places)]
             for view in snapshot.views(TABLE):
-                found += [(view, batch) for batch in sorted(self._batches(view, rollout_id))]
+                found += [(view, batch, row) for batch, row in self._in_journal(view, rollout_id)]
             return found
 
-    def _batches(self, view: JournalView, rollout_id: str) -> set[int]:
+    def _in_journal(self, view: JournalView, rollout_id: str) -> list[tuple[int, int]]:
         done, ids = self._journals.get(view.name, (0, {}))
         for number in range(done, len(view.messages)):
-            for id_ in view.batch(number, [ID]).column(0).to_pylist():
-                ids.setdefault(id_, set()).add(number)
+            for row, id_ in enumerate(view.batch(number, [ID]).column(0).to_pylist()):
+                ids.setdefault(id_, []).append((number, row))
         self._journals[view.name] = (max(done, len(view.messages)), ids)
-        return {number for number in ids.get(rollout_id, ()) if number < len(view.messages)}
+        return [place for place in ids.get(rollout_id, ()) if place[0] < len(view.messages)]
 
     def _cover(self, snapshot: Snapshot) -> None:
         if self._segments is None:
@@ -195,7 +200,8 @@ def _load(filesystem: Filesystem) -> Iterator[Segment]:
             message = data[tail.batches[0].offset :][: tail.batches[0].length]
             frame.check_message(message, tail.batches[0], path)
             columns = [column.to_numpy() for column in frame.decode(tail.schema, message, path).columns]
-            yield Segment(tuple(json.loads(tail.metadata[_PARTS_KEY])), *columns, path)
+            hash_, part, batch, row = columns
+            yield Segment(tuple(json.loads(tail.metadata[_PARTS_KEY])), hash_, part, batch, row, path)
         except FileNotFoundError:
             continue
         except (CorruptionError, KeyError, IndexError, ValueError):

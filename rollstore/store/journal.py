@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -46,14 +47,13 @@ class Journal:
     ) -> None:  # fmt: skip
         """Makes the file, locked, with its head and the messages it takes over from an abandoned journal.
 
-        It gets its name only when they are in it, so that the rows change from one journal to the other at once.
-        Raises OSError; then the name was never there.
+        It gets its name only when they are in it and synced: the rows change from one journal to the other at once,
+        and a head that does not hold its sum is damage, never a crash. Raises OSError; then the name was never there.
         """
         self.name = name
         self.schema, self.columns = schema, frozenset(schema.names)
-        self.unsynced = list(carried)
-        self.rows = sum(rows for _, rows in carried)
-        self.synced_rows = 0
+        self.unsynced: list[tuple[bytes, int]] = []
+        self.rows = self.synced_rows = sum(rows for _, rows in carried)
         self.broken = False
         self._filesystem = filesystem
         self._folder_synced = False
@@ -69,6 +69,7 @@ class Journal:
         self._handle: WriteHandle = filesystem.create(staged)
         try:
             self._handle.write(0, content)
+            self._handle.sync()
             filesystem.publish(staged, journal_file(name))
         except OSError:
             self._handle.close()
@@ -138,6 +139,10 @@ class JournalView:
     def size(self) -> int:
         return self.end
 
+    @cached_property
+    def _opening(self) -> pa.Buffer:
+        return self.schema.serialize()
+
     @property
     def batch_count(self) -> int:
         return len(self.messages)
@@ -165,7 +170,7 @@ class JournalView:
         data = self.handle.read(message.offset, message.length)
         frame.check_message(data, message, where)
         fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
-        batch = frame.decode(self.schema, data, where, fields)
+        batch = frame.decode(self._opening, data, where, fields)
         if batch.num_rows != message.rows:
             raise CorruptionError(f"{where}: wanted {message.rows} rows, got {batch.num_rows}")
         return batch

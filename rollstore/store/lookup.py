@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rollstore.errors import DuplicateError, NotFoundError
 from rollstore.store.index import ID, TABLE, Index
-from rollstore.store.snapshot import Snapshot, fit
+from rollstore.store.snapshot import Snapshot
 
 # Two appends of the same record differ in these, and in nothing that was recorded.
 _OWN = ("written_by", "written_row", "written_at")
@@ -20,13 +21,15 @@ def lookup(snapshot: Snapshot, index: Index, rollout_id: str, segment: int | Non
     """
     schema = snapshot.schema(TABLE)
     found: list[pa.RecordBatch] = []
-    for source, number in index.find(snapshot, rollout_id):
+    for (source, number), places in groupby(index.find(snapshot, rollout_id), key=lambda place: place[:2]):
         batch = source.batch(number)
-        wanted = pc.equal(batch.column(ID), rollout_id)
-        if segment is not None:
-            wanted = pc.and_(wanted, pc.equal(batch.column("segment"), segment))
-        rows = pc.indices_nonzero(wanted)
-        found += [fit(batch.slice(row, 1), schema, TABLE) for row in rows.to_pylist()]
+        for _, _, row in places:
+            one = batch.slice(row, 1)
+            if (one.column(ID)[0].as_py(), segment) in (
+                (rollout_id, None),
+                (rollout_id, one.column("segment")[0].as_py()),
+            ):
+                found.append(snapshot.widen(one, TABLE))
     if not found:
         which = "" if segment is None else f", segment {segment}"
         raise NotFoundError(f"{rollout_id!r}{which}: no such rollout in {snapshot.filesystem.locate('').rstrip('/')}")

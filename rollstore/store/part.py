@@ -71,6 +71,10 @@ class Part:
         return self.tail.metadata.get(SOURCE_KEY)
 
     @cached_property
+    def _opening(self) -> pa.Buffer:
+        return self.schema.serialize()
+
+    @cached_property
     def first_rows(self) -> tuple[int, ...]:
         """Row number at which each batch begins."""
         return tuple(np.cumsum([0, *(batch.rows for batch in self.tail.batches)])[:-1].tolist())
@@ -87,7 +91,7 @@ class Part:
     def batch(
         self, number: int, columns: Sequence[str] | None = None, handle: ReadHandle | None = None
     ) -> pa.RecordBatch:
-        """One batch, checked. Raises CorruptionError naming part and batch, FileNotFoundError if the part is gone."""
+        """One batch, checked. Raises CorruptionError naming part and batch, StoreError if the part is gone."""
         where = f"{self.file}: batch {number}"
         batch = self.tail.batches[number]
         opened = handle or self.open()
@@ -98,13 +102,17 @@ class Part:
                 opened.close()
         frame.check_message(message, batch, where)
         fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
-        read = frame.decode(self.schema, message, where, fields)
+        read = frame.decode(self._opening, message, where, fields)
         if read.num_rows != batch.rows:
             raise CorruptionError(f"{where}: wanted {batch.rows} rows, got {read.num_rows}")
         return read
 
     def open(self) -> ReadHandle:
-        return self.filesystem.open(self.file)
+        """The file. Raises StoreError where it is gone: a compaction and a vacuum went by, or somebody removed it."""
+        try:
+            return self.filesystem.open(self.file)
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.file}: wanted a part of the snapshot, got no file; open a new one") from error
 
     def check_head(self) -> None:
         """Raises CorruptionError unless the opening of the file holds its sum. Reading rows does not need it."""
@@ -223,6 +231,8 @@ def split(table: pa.Table, limit: int) -> list[pa.RecordBatch]:
     """
     if not table.num_rows:
         return []
+    if table.get_total_buffer_size() <= limit:
+        return table.combine_chunks().to_batches()
     ends = np.cumsum(np.sum([_chunked_bytes(column) for column in table.columns], axis=0))
     batches: list[pa.RecordBatch] = []
     start = 0

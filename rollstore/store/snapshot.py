@@ -103,7 +103,7 @@ class Snapshot:
         return self.cache.parts[key]
 
     def views(self, table: str) -> list[JournalView]:
-        """The live journals of a table. Raises CorruptionError where a journal cannot be read: it may hold rows of it."""
+        """The live journals of a table. Raises CorruptionError where one cannot be read: it may hold rows of it."""
         _known(table)
         for error in self.unreadable.values():
             raise error
@@ -134,6 +134,25 @@ class Snapshot:
                 [*fields.values(), *(newest.field(n) for n in newest.names if n in own)], newest.metadata
             )
         return self._schemas[table]
+
+    @cached_property
+    def _blanks(self) -> dict[str, tuple[dict[str, int], list[pa.Array]]]:
+        return {}
+
+    def widen(self, row: pa.RecordBatch, table: str) -> pa.RecordBatch:
+        """One row in the newest columns; as `fit`, with the absent columns made once."""
+        schema = self.schema(table)
+        if table not in self._blanks:
+            places = {name: place for place, name in enumerate(schema.names)}
+            self._blanks[table] = (places, [pa.nulls(1, target.type) for target in schema])
+        places, blank = self._blanks[table]
+        arrays = list(blank)
+        for name, column in zip(row.schema.names, row.columns, strict=True):
+            place = places[name]
+            if not column.type.equals(blank[place].type):
+                return fit(row, schema, table)
+            arrays[place] = column
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def scan(
         self, table: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
@@ -180,7 +199,7 @@ def _possible(parts: list[Part], where: pc.Expression, schema: pa.Schema, column
     fragments: list[ds.Fragment] = []
     always: set[str] = set()
     for number, part in enumerate(parts):
-        cases = guarantees(part.statistics, schema, column)
+        cases = guarantees(part.statistics, part.schema, schema, column)
         if not cases:
             always.add(str(number))
         fragments += [format_.make_fragment(str(number), nowhere, partition_expression=case) for case in cases]
@@ -191,13 +210,14 @@ def _possible(parts: list[Part], where: pc.Expression, schema: pa.Schema, column
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
     """A batch in the columns of `schema`, absent ones null. Types of an older minor version are cast."""
+    held = {name: number for number, name in enumerate(batch.schema.names)}
     arrays: list[pa.Array] = []
     for target in schema:
-        index = batch.schema.get_field_index(target.name)
-        if index < 0:
+        number = held.get(target.name)
+        if number is None:
             arrays.append(pa.nulls(batch.num_rows, target.type))
-        elif batch.schema.field(index).type.equals(target.type):
-            arrays.append(batch.column(index))
+        elif batch.column(number).type.equals(target.type):
+            arrays.append(batch.column(number))
         else:
             whole = conform(batch.select([target.name]), table, unknown="keep")
             arrays.append(whole[target.name].cast(target.type).combine_chunks())

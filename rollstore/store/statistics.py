@@ -77,17 +77,21 @@ def decode(text: str) -> Statistics:
     return Statistics(int(document["rows"]), ranges)
 
 
-def guarantees(value: Statistics, schema: pa.Schema, column: str) -> list[pc.Expression]:
-    """Expressions of which at least one holds for every row of the part. None known: an empty list."""
-    found = value.ranges.get(column)
-    if found is None or column not in schema.names or pa.types.is_list(schema.field(column).type):
-        return []
+def guarantees(value: Statistics, held: pa.Schema, schema: pa.Schema, column: str) -> list[pc.Expression]:
+    """Expressions of which at least one holds for every row of a part. None known: an empty list.
+
+    `held` are the columns physically in the part: one that is missing there is null in every row.
+    """
     field, type_ = pc.field(column), schema.field(column).type
+    if column not in held.names:
+        return [field.is_null()]
+    found = value.ranges.get(column)
+    if found is None or pa.types.is_list(type_):
+        return []
     cases: list[pc.Expression] = []
     if found.min is not None:
-        low, high = (
-            pa.scalar(_instant(end) if pa.types.is_timestamp(type_) else end, type_) for end in (found.min, found.max)
-        )
+        ends = (_instant(end) if pa.types.is_timestamp(type_) else end for end in (found.min, found.max))
+        low, high = (pa.scalar(end, type_) for end in ends)
         cases.append((field >= low) & (field <= high))
     if found.nulls:
         cases.append(field.is_null())

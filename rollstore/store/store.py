@@ -103,7 +103,7 @@ class Store:
         """
         try:
             rows = lookup(self._current(), self._index, rollout_id, segment)
-        except (StoreError, FileNotFoundError):
+        except StoreError:
             # A part went, by a compaction and a vacuum, between two looks: no lease is held for so short a read.
             self._last = None
             rows = lookup(self._current(), self._index, rollout_id, segment)

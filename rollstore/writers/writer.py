@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.errors import RollstoreError, SchemaError, StoreError, WriteError
-from rollstore.schema import SYSTEM_COLUMNS, Problem, Rollout, prepare, to_table
+from rollstore.errors import RollstoreError, StoreError, WriteError
+from rollstore.schema import SYSTEM_COLUMNS, Rollout, prepare, to_table
 from rollstore.store import frame
 from rollstore.store.columns import publish_types, read_types
 from rollstore.store.journal import Cut, Journal
@@ -69,7 +69,7 @@ class Writer:
         self.close()
 
     def append(self, data: Appendable) -> None:
-        """Take rows. All of them or none: SchemaError lists every problem of every row.
+        """Take rows. All of them or none: SchemaError lists every problem of every row, ValueError names another run.
 
         Raises WriteError where earlier rows fill the buffer and cannot be written; the rows of this call are then not
         taken, and the writer goes on when there is room.
@@ -81,7 +81,7 @@ class Writer:
             if self._pending_bytes >= FRAME_BYTES:
                 self._guard(self._write)
             self._pending.append(table)
-            self._pending_bytes += table.nbytes
+            self._pending_bytes += table.get_total_buffer_size()  # the parent's, of a slice: an early write, no harm
 
     def flush(self, *, sync: bool = False) -> None:
         """Rows taken so far survive the death of this process; with `sync`, power loss.
@@ -129,9 +129,7 @@ class Writer:
         if self.run is not None and "run_id" in table.column_names:
             table = _with_run(table, self.run)
         if "written_at" in table.column_names:
-            field = table.schema.field("written_at")
-            filled = pc.fill_null(table["written_at"], pa.scalar(datetime.now(UTC), field.type))
-            table = table.set_column(table.schema.get_field_index("written_at"), field, filled)
+            table = _filled(table, "written_at", pa.scalar(datetime.now(UTC), table.schema.field("written_at").type))
         return table
 
     def _write(self) -> None:
@@ -147,7 +145,7 @@ class Writer:
         schema = _journal_schema(rows.schema, self._columns)
         done = 0
         try:
-            for batch in split(rows.select([name for name in schema.names if name in rows.column_names]), FRAME_BYTES):
+            for batch in split(rows.select([name for name in rows.column_names if name in self._columns]), FRAME_BYTES):
                 journal = self._journal or self._open(schema)
                 self._put(journal, batch)
                 done += batch.num_rows
@@ -157,7 +155,7 @@ class Writer:
         finally:
             rest = rows.slice(done)
             self._pending = [rest] if rest.num_rows else []
-            self._pending_bytes = rest.nbytes
+            self._pending_bytes = rest.nbytes if rest.num_rows else 0
 
     def _put(self, journal: Journal, batch: pa.RecordBatch) -> None:
         numbers = range(journal.rows, journal.rows + batch.num_rows)
@@ -227,24 +225,24 @@ class Writer:
 
 
 def _with_run(table: pa.Table, run: str) -> pa.Table:
+    value = pa.scalar(run, pa.string())  # typed: Arrow looks for pandas each time it has to guess
     column = table["run_id"]
-    other = pc.fill_null(pc.not_equal(column, run), False).to_pylist()
-    found = [
-        Problem(
-            column="run_id",
-            kind="other_run",
-            row=row,
-            found=repr(column[row].as_py()),
-            wanted=f"{run!r}, the writer's run",
-        )
-        for row, differs in enumerate(other)
-        if differs
-    ]
-    if found:
-        raise SchemaError(found)
-    return table.set_column(
-        table.schema.get_field_index("run_id"), table.schema.field("run_id"), pc.fill_null(column, run)
-    )
+    if column.null_count < len(column):
+        differs = pc.indices_nonzero(pc.fill_null(pc.not_equal(column, value), pa.scalar(False, pa.bool_())))
+        if len(differs):
+            row = differs[0].as_py()
+            raise ValueError(f"run_id: row {row} has {column[row].as_py()!r}, wanted {run!r}, the run of this writer")
+    return _filled(table, "run_id", value)
+
+
+def _filled(table: pa.Table, name: str, value: pa.Scalar) -> pa.Table:
+    """The table with the nulls of one column replaced."""
+    column, place = table[name], table.schema.get_field_index(name)
+    if not column.null_count:
+        return table
+    whole = column.null_count == len(column)
+    filled = pa.repeat(value, len(column)) if whole else pc.fill_null(column, value)
+    return table.set_column(place, table.schema.field(place), filled)
 
 
 def _journal_schema(schema: pa.Schema, columns: set[str]) -> pa.Schema:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import story
 from typer.testing import CliRunner, Result
 
 from rollstore.cli import app
 from rollstore.store.store import open as open_store
-from tests.cli import story
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +33,7 @@ def store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run() -> Run:
+def run() -> story.Run:
     """Run a command line in this process; nothing it raises passes through but its exit status."""
 
     def invoke(*arguments: str, **options: object) -> Result:

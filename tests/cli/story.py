@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+from typer.testing import Result
 
 from rollstore import Engine, Heads, Known, Numerics, Rollout, Sampler, Span
+
+Run = Callable[..., Result]
+"""Runs a command line: `run("ls", path)`."""
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY = 2**64 - 1

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from rollstore.batch import Heads, Kind, TokenBatch
+from rollstore.losses import group_mean
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 Matrix = list[list[float]]
+
+MASK = [[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]]
+HEAD = 3
 
 
 def golden(name: str) -> Any:
@@ -20,7 +24,7 @@ def golden(name: str) -> Any:
 
 
 class Padded:
-    """A padded batch of B rows of width W: `mask` says which positions are actions. Row i has one prompt token in front."""
+    """A padded batch of B rows of width W; `mask` says which positions are actions; one prompt token in front."""
 
     def __init__(self, mask: Matrix) -> None:
         self.mask = torch.tensor(mask).bool()
@@ -92,3 +96,31 @@ def variable(values: Tensor) -> Tensor:
 
 def one_head(counts: list[int], tokens: list[int], logprobs: list[float]) -> Heads:
     return Heads(torch.tensor(tokens), torch.tensor(logprobs, dtype=torch.float64), torch.tensor(counts))
+
+
+def problem(seed: int = 0) -> tuple[TokenBatch, Tensor, Tensor]:
+    """A batch with every column, and the trainer's log-probs [A] and head log-probs [H]."""
+    generator = torch.Generator().manual_seed(seed)
+    pad = Padded(MASK)
+    actions = int(pad.mask.sum())
+
+    def near(scale: float = 0.3) -> Tensor:
+        return scale * torch.randn(actions, generator=generator, dtype=torch.float64)
+
+    logprobs = -1.5 + near()
+    heads = torch.rand(actions, HEAD, generator=generator, dtype=torch.float64)
+    recorded = (0.8 * heads / heads.sum(-1, keepdim=True)).log()
+    at_head = recorded + 0.1 * torch.randn(actions, HEAD, generator=generator, dtype=torch.float64)
+    ids = torch.arange(HEAD).repeat(actions)
+    batch = pad.batch(
+        behavior_logprobs=logprobs + near(),
+        anchor_logprobs=logprobs + near(0.2),
+        reference_logprobs=logprobs + near(),
+        values=near(),
+        returns=near(),
+        rewards=doubles(1.0, 0.0, 0.5, 0.25, 0.7),
+        group=torch.tensor([7, 7, 9, 9, 9]),
+        heads=Heads(ids, recorded.reshape(-1), torch.full((actions,), HEAD)),
+    )
+    batch, _ = group_mean(batch)
+    return batch, logprobs, at_head.reshape(-1)

@@ -1,4 +1,4 @@
-"""A tiny deterministic model, keyed records made with it, and a store of records in memory."""
+"""A tiny deterministic model, and keyed records made with it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from keyed_records import joined_heads, known
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollstore.errors import NotFoundError
 from rollstore.replay.samplers.transformers import Turn, generate
-from rollstore.schema import Heads, Known, Rollout, Sampler, Span
+from rollstore.schema import Rollout, Sampler, Span
 
 SAMPLER = Sampler(temperature=0.8, top_k=50, top_p=0.95)
 
 
-class Memory:
-    """As much of a store as a replay reads."""
-
-    def __init__(self, *rollouts: Rollout) -> None:
-        self.rollouts = rollouts
-
-    def get(self, rollout_id: str) -> list[Rollout]:
-        found = [rollout for rollout in self.rollouts if rollout.rollout_id == rollout_id]
-        if not found:
-            raise NotFoundError(f"rollout {rollout_id!r}: not in the store")
-        return found
+# The tiny model's products are too small for threads, which would only wait for each other.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -80,9 +71,9 @@ def record(model: LlamaForCausalLM) -> Callable[..., Rollout]:
             if turn:
                 spans.append(Span(start=len(tokens), length=len(tool), is_action=False, role="tool", origin="rendered"))
                 tokens, mask = tokens + tool, mask + [False] * len(tool)
-            one = generate(
-                model, [tokens], keys=key, samples=sample, sampler=sampler, max_new_tokens=new, head_size=8
-            )[0]
+            one = generate(model, [tokens], keys=key, samples=sample, sampler=sampler, max_new_tokens=new, head_size=8)[
+                0
+            ]
             spans.append(
                 Span(
                     start=len(tokens),
@@ -119,18 +110,3 @@ def record(model: LlamaForCausalLM) -> Callable[..., Rollout]:
         )
 
     return make
-
-
-def known(*columns: Any) -> Known:
-    values = np.concatenate(columns)
-    return Known(values, np.ones(len(values), dtype=bool))
-
-
-def joined_heads(turns: Sequence[Turn]) -> Heads:
-    heads = [turn.heads for turn in turns if turn.heads is not None]
-    return Heads(
-        size=heads[0].size,
-        counts=np.concatenate([head.counts for head in heads]),
-        tokens=np.concatenate([head.tokens for head in heads]),
-        logprobs=np.concatenate([head.logprobs for head in heads]),
-    )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rollstore.replay import compare, noise
-from rollstore.replay.compare import Odds, judge
 from rollstore.replay.conditions import Explanation
+from rollstore.replay.difference import Odds, judge
 from rollstore.schema import Engine, Heads, Known, Rollout, Sampler, Span
 
 SAMPLER = Sampler(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -68,7 +68,9 @@ def test_h32_a_equal_odds_are_a_near_tie_and_nothing_behind_it_counts(recipe: st
     assert (found.first.token_a, found.first.token_b) == (17, 23)
     assert found.first.gap == 0.0
     assert found.first.gap <= found.first.tolerance
-    assert found.max_logprob_difference == pytest.approx(0.004, rel=1e-4)  # the 8.0 behind the difference is not compared
+    assert found.max_logprob_difference == pytest.approx(
+        0.004, rel=1e-4
+    )  # the 8.0 behind the difference is not compared
     assert found.actions == 5
     assert by_name(found.explanations)["arithmetic"].status == "possible"
 
@@ -207,7 +209,15 @@ def odds(margin: float) -> Odds:
 def test_the_same_noise_lets_one_checkpoint_keep_a_and_the_next_flip_to_b() -> None:
     # One checkpoint prefers b over a by 2.1 and samples a, the next prefers it by 2.75 and samples b.
     found = judge(
-        segment=0, position=9, action=4, token_a=17, token_b=23, a=odds(2.1), b=odds(2.75), noise_gap=2.4, tolerance=0.01
+        segment=0,
+        position=9,
+        action=4,
+        token_a=17,
+        token_b=23,
+        a=odds(2.1),
+        b=odds(2.75),
+        noise_gap=2.4,
+        tolerance=0.01,
     )
     assert (found.margin_a, found.margin_b) == (pytest.approx(2.1), pytest.approx(2.75))
     assert (found.noised_margin_a, found.noised_margin_b) == (pytest.approx(-0.3), pytest.approx(0.35))
@@ -218,7 +228,15 @@ def test_the_same_noise_lets_one_checkpoint_keep_a_and_the_next_flip_to_b() -> N
 
 def test_a_wide_plain_margin_is_a_near_tie_where_the_noise_makes_it_one() -> None:
     found = judge(
-        segment=0, position=9, action=4, token_a=17, token_b=23, a=odds(2.0), b=odds(2.002), noise_gap=2.001, tolerance=0.01
+        segment=0,
+        position=9,
+        action=4,
+        token_a=17,
+        token_b=23,
+        a=odds(2.0),
+        b=odds(2.002),
+        noise_gap=2.001,
+        tolerance=0.01,
     )
     assert found.verdict == "near_tie"
 

@@ -140,6 +140,21 @@ def test_the_number_of_torch_threads_changes_nothing(threads: int) -> None:
     assert found.tobytes() == noise.gumbel(key=4, sample=0, positions=range(3), vocab_size=70_000).tobytes()
 
 
+def test_a_compiled_function_leaves_the_noise_uncompiled() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def noised(logits: torch.Tensor) -> torch.Tensor:
+        return logits * 2 + noise.gumbel_torch(key=5, sample=1, positions=[3, 4], vocab_size=50)
+
+    logits = torch.ones(2, 50)
+    assert torch.equal(torch.compile(noised, backend=count)(logits), noised(logits))
+    assert sum(node.op == "call_function" for graph in graphs for node in graph.graph.nodes) <= 4
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_same_bytes() -> None:
     where = {"key": 2**63 + 5, "sample": 3, "segment": 2, "positions": range(8), "vocab_size": 151_936}

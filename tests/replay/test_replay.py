@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Memory, known
+from keyed_records import Memory, known
 from msgspec.structs import replace
 
 from rollstore.errors import NotFoundError, UnsupportedRecordError
 from rollstore.replay import replay
-from rollstore.replay.replay import drawn_runs
+from rollstore.replay.regenerate import drawn_runs
 from rollstore.schema import Rollout, Sampler, Span
 
 Record = Callable[..., Rollout]
@@ -37,7 +37,9 @@ def test_a_run_drawn_in_company_replays_alone_and_at_its_recorded_width(model: A
     assert replay(Memory(record()), "r", model, rows=4).identical
 
 
-def test_other_weights_give_the_first_difference_with_both_margins(model: Any, other_model: Any, record: Record) -> None:
+def test_other_weights_give_the_first_difference_with_both_margins(
+    model: Any, other_model: Any, record: Record
+) -> None:
     rollout = record(new=20)
     found = replay(Memory(rollout), "r", other_model, reference=model, weight_version=1)
     assert not found.identical

@@ -131,6 +131,11 @@ def test_entropy_counts_only_the_support() -> None:
     assert found.item() == pytest.approx(math.log(2), rel=1e-6)
 
 
+def test_settings_are_float32_as_a_packed_batch_holds_them() -> None:
+    logits = T([[2.0, 1.0, 0.0]], dtype=torch.float64)
+    assert torch.equal(process(logits, temperature=0.1), process(logits, temperature=T([0.1], dtype=torch.float32)))
+
+
 def test_half_precision_logits_are_widened_first() -> None:
     assert process(torch.zeros(1, 3, dtype=torch.bfloat16)).dtype == torch.float32
 

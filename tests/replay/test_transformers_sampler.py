@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from rollstore.errors import UnsupportedRecordError
 from rollstore.replay import noise
@@ -31,6 +32,17 @@ def test_the_same_key_draws_the_same_tokens_in_any_company_and_order(model: Any,
     for turn, index in zip(company, order, strict=True):
         assert turn.tokens.tolist() == alone[index].tokens.tolist()
         np.testing.assert_allclose(turn.logprobs, alone[index].logprobs, atol=1e-5)
+
+
+def test_padding_shifts_no_position_of_a_model_with_absolute_ones() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.3)
+    absolute = GPT2LMHeadModel(config).eval()
+    together = draw(absolute, PROMPTS, [0, 1, 2])
+    for index, turn in enumerate(together):
+        alone = draw(absolute, PROMPTS[index : index + 1], [index])[0]
+        assert turn.tokens.tolist() == alone.tokens.tolist()
+        np.testing.assert_allclose(turn.logprobs, alone.logprobs, atol=1e-4)
 
 
 def test_other_keys_samples_and_segments_draw_other_tokens(model: Any) -> None:

@@ -1,8 +1,8 @@
 """Keyed sampling from a transformers causal language model.
 
-Each draw is argmax(processed logits + noise), with the noise of `rollstore.replay.noise` at the token's absolute position in
-the segment. Log-probs, heads and entropies are those of the distribution before the noise, under the true temperature and
-filters.
+Each draw is argmax(processed logits + noise), with the noise of `rollstore.replay.noise` at the token's absolute
+position in the segment. Log-probs, heads and entropies are those of the distribution before the noise, under the true
+temperature and filters.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def generate(
 ) -> list[Turn]:
     """Draws one turn for each prompt, all prompts in one batch.
 
-    A prompt is everything the model saw so far in its segment: for a further turn, the first prompt, the drawn tokens and
-    what was observed since. Nothing but (prompt, key, sample, segment, sampler, weights) decides the tokens, up to the
-    rounding that a batch's shape brings; `rows` pads the batch to that many rows, so that two runs multiply matrices of one
-    shape. Give each row its own (key, sample): rows that share both share their noise.
+    A prompt is everything the model saw so far in its segment: for a further turn, the first prompt, the drawn tokens
+    and what was observed since. Nothing but (prompt, key, sample, segment, sampler, weights) decides the tokens, up
+    to the rounding that a batch's shape brings; `rows` pads the batch to that many rows, so that two runs multiply
+    matrices of one shape. Give each row its own (key, sample): rows that share both share their noise.
 
     Raises ValueError for arguments that do not fit, UnsupportedRecordError for a sampler that cannot be honoured.
     """
@@ -133,7 +133,7 @@ def generate(
 
 
 class _Forward:
-    """A left-padded batch with its KV cache: `logits` [rows, V] after the last token, `step` appends one token a row."""
+    """A left-padded batch with its KV cache: `logits` [rows, V] after the last token; `step` appends one a row."""
 
     def __init__(self, model: PreTrainedModel, prompts: list[NDArray[np.int64]]) -> None:
         self.model = model
@@ -212,7 +212,7 @@ def _draw(
 
 
 def _noised(processed: torch.Tensor, where: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidate ids and their processed logits plus noise, [n, k] each: the kept support where that is small, else all ids."""
+    """Candidate ids and their processed logits plus noise, [n, k] each: the support where it is small, else all ids."""
     width = processed.shape[-1]
     kept = int((processed > -math.inf).sum(-1).max())
     if 8 * kept < width:
@@ -227,18 +227,12 @@ def _noised(processed: torch.Tensor, where: dict[str, Any]) -> tuple[torch.Tenso
 
 def _head(ids: NDArray[np.int64], values: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """By falling log-prob, equals by id, without what the filters dropped."""
-    inside = values > -math.inf
-    ids, values = ids[inside].astype(np.int32), values[inside]
-    order = np.lexsort((ids, -values))
-    return ids[order], values[order]
+    inside = np.flatnonzero(values > -math.inf)
+    order = inside[np.lexsort((ids[inside], -values[inside]))]
+    return ids[order].astype(np.int32), values[order]
 
 
 def _turn(row: _Row, start: int, head_size: int, sampler: Sampler, key: int, sample: int, segment: int) -> Turn:
-    columns = list(zip(*row.steps, strict=True)) or [()] * 6
-    types = (np.int32, np.float32, np.float32, np.int32, np.float32, np.int32)
-    tokens, logprobs, entropies, batch_rows, margins, runners_up = (
-        np.array(column, dtype=dtype) for column, dtype in zip(columns, types, strict=True)
-    )
     heads = None
     if head_size:
         heads = Heads(
@@ -249,13 +243,13 @@ def _turn(row: _Row, start: int, head_size: int, sampler: Sampler, key: int, sam
         )
     return Turn(
         start=start,
-        tokens=tokens,
-        logprobs=logprobs,
+        tokens=np.array([step[0] for step in row.steps], dtype=np.int32),
+        logprobs=np.array([step[1] for step in row.steps], dtype=np.float32),
         heads=heads,
-        entropies=entropies,
-        batch_rows=batch_rows,
-        margins=margins,
-        runners_up=runners_up,
+        entropies=np.array([step[2] for step in row.steps], dtype=np.float32),
+        batch_rows=np.array([step[3] for step in row.steps], dtype=np.int32),
+        margins=np.array([step[4] for step in row.steps], dtype=np.float32),
+        runners_up=np.array([step[5] for step in row.steps], dtype=np.int32),
         finish=row.finish,
         sampler=sampler,
         key=key,

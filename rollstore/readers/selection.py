@@ -1,0 +1,154 @@
+"""Which rollouts of a snapshot are loaded, and what stays together: decided once, before the first batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from rollstore.errors import DuplicateError
+from rollstore.readers.arrow import dataset
+from rollstore.readers.order import Ints
+from rollstore.readers.repeats import repeats
+from rollstore.readers.rows import TABLE, Reader
+from rollstore.store.snapshot import Snapshot
+
+_GROUP = ("run_id", "step", "group_id")
+_ORIGIN = ("written_by", "written_row")
+_VERSIONS = ("weight_version_min", "weight_version_max")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Selection:
+    """The rows to load. A unit is what is never cut apart: a rollout with all its segments, or a group of rollouts.
+
+    `places` int64 [rows]: rows of a `Reader`, by unit, rollout and segment; `keys`: rollout_id and segment of each;
+    `starts` int64 [units + 1]: where each unit begins among them; `tokens`, `rollouts` int64 [units]: how many it has;
+    `names` [units]: the id of its first rollout. Units stand in the order in which they were first written, whatever
+    has been sealed or compacted since. `snapshot` and `digest` identify all rows that there were, and those selected.
+    """
+
+    places: Ints
+    keys: pa.Table
+    starts: Ints
+    tokens: Ints
+    rollouts: Ints
+    names: pa.Array
+    snapshot: str
+    digest: str
+
+
+def select(snapshot: Snapshot, reader: Reader, where: pc.Expression | None, whole_groups: bool) -> Selection:
+    """Select rollouts by their last segment, on which reward and ending stand.
+
+    `where` looks at any scalar column; there, weight_version_min and weight_version_max are those of all segments.
+    Raises DuplicateError where one (rollout_id, segment) is stored with different contents.
+    """
+    text = "" if where is None else str(where)
+    # The text of an expression names every column it looks at; a name found by chance is only read in vain.
+    tested = [f.name for f in reader.schema if f.name in text and not pa.types.is_list(f.type)]
+    rows = reader.index(["rollout_id", "segment", *_GROUP, *_ORIGIN, *(_VERSIONS if tested else ()), *tested])
+    rows = _once(snapshot, rows.sort_by([(name, "ascending") for name in _ORIGIN]))
+    rollout = _codes(rows["rollout_id"])
+    last = _last(rollout, rows["segment"].to_numpy())
+    kept = np.ones(len(last), bool) if where is None else _kept(rows, rollout, last, where)
+    unit = _groups(rows.take(pa.array(last))) if whole_groups else np.arange(len(last))
+
+    chosen = np.flatnonzero(kept[rollout])
+    order = chosen[np.lexsort((rows["segment"].to_numpy()[chosen], rollout[chosen], unit[rollout[chosen]]))]
+    owner = unit[rollout[order]]
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    new_rollout = np.diff(rollout[order], prepend=-1) != 0
+    everything = _digest(rows)
+    return Selection(
+        places=rows["place"].to_numpy()[order],
+        keys=rows.select(["rollout_id", "segment"]).take(pa.array(order)),
+        starts=np.append(starts, len(order)),
+        tokens=_sums(rows["tokens_length"].to_numpy()[order], starts),
+        rollouts=_sums(new_rollout.astype(np.int64), starts),
+        names=rows["rollout_id"].combine_chunks().take(pa.array(order[starts])),
+        snapshot=everything,
+        digest=xxhash.xxh3_128_hexdigest(everything.encode() + kept.tobytes() + owner.tobytes()),
+    )
+
+
+def _once(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
+    """The rows without those that repeat another."""
+    keys = rows.select(["rollout_id", "segment"])
+    if keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows:
+        return rows
+    found = repeats(dataset(snapshot, TABLE))
+    if found.conflicts:
+        id_, segment = found.conflicts[0]
+        raise DuplicateError(
+            f"{id_!r}, segment {segment}: wanted one content, got different ones; "
+            f"{len(found.conflicts)} in all, which `verify` lists"
+        )
+    gone = found.left_out.append_column("gone", pa.array(np.ones(found.left_out.num_rows, bool)))
+    joined = rows.join(gone, keys=list(_ORIGIN), join_type="left outer")
+    kept = joined.filter(pc.is_null(joined["gone"])).drop_columns(["gone"])
+    return kept.sort_by([(name, "ascending") for name in _ORIGIN])
+
+
+def _codes(column: pa.ChunkedArray) -> Ints:
+    """Equal values -> one number, numbers in order of first appearance; null is a value."""
+    encoded: Any = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _last(rollout: Ints, segment: npt.NDArray[Any]) -> Ints:
+    """The row of the last segment of each rollout."""
+    order = np.lexsort((segment, rollout))
+    ends = np.flatnonzero(np.diff(rollout[order], append=-1))
+    return order[ends]
+
+
+def _kept(rows: pa.Table, rollout: Ints, last: Ints, where: pc.Expression) -> npt.NDArray[np.bool_]:
+    """Which rollouts the filter keeps."""
+    table = rows.take(pa.array(last))
+    low, high = (pc.fill_null(rows[name], 0).to_numpy() for name in _VERSIONS)
+    low_known, high_known = (pc.is_valid(rows[name]).to_numpy() for name in _VERSIONS)
+    # A segment with a newest version and no oldest one may have begun under any: then so may the rollout.
+    unknown = np.bincount(rollout, weights=high_known & ~low_known, minlength=len(last)) > 0
+    oldest = np.full(len(last), np.iinfo(np.int64).max)
+    np.minimum.at(oldest, rollout[low_known], low[low_known])
+    newest = np.full(len(last), np.iinfo(np.int64).min)
+    np.maximum.at(newest, rollout[high_known], high[high_known])
+    none = np.bincount(rollout, weights=low_known, minlength=len(last)) == 0
+    never = np.bincount(rollout, weights=high_known, minlength=len(last)) == 0
+    for name, values, missing in zip(_VERSIONS, (oldest, newest), (none | unknown, never), strict=True):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.array(values, pa.int64(), mask=missing))
+    kept = np.zeros(len(last), bool)
+    numbered = table.append_column("number", pa.array(np.arange(len(last))))
+    kept[numbered.filter(where)["number"].to_numpy()] = True
+    return kept
+
+
+def _groups(rollouts: pa.Table) -> Ints:
+    """The group of each rollout, numbered by first appearance; a rollout without a group is one of its own."""
+    parts = [_codes(rollouts[name]) for name in _GROUP]
+    alone = pc.is_null(rollouts["group_id"]).to_numpy()
+    parts.append(np.where(alone, np.arange(len(alone)), -1))
+    _, first, inverse = np.unique(np.stack(parts), axis=1, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)]
+
+
+def _sums(values: Ints, starts: Ints) -> Ints:
+    return np.add.reduceat(values, starts).astype(np.int64) if len(starts) else np.zeros(0, np.int64)
+
+
+def _digest(rows: pa.Table) -> str:
+    """The identity of a set of rows: their origins, which neither sealing nor compaction changes."""
+    encoded: Any = rows["written_by"].combine_chunks().dictionary_encode()
+    state = xxhash.xxh3_128("\n".join(encoded.dictionary.to_pylist()).encode())
+    state.update(encoded.indices.to_numpy().tobytes())
+    state.update(rows["written_row"].to_numpy().tobytes())
+    return state.hexdigest()

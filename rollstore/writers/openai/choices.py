@@ -1,0 +1,264 @@
+"""Choices of a reply to replies of the record and to rollouts."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
+from rollstore.writers.conversation import rollout
+from rollstore.writers.finish import ending
+from rollstore.writers.heads import entries, heads
+from rollstore.writers.openai.body import Body, Choice, Logprobs, decode, token_id
+from rollstore.writers.reply import (
+    Ints,
+    Reply,
+    aligned,
+    biases,
+    greedy_kind,
+    ids,
+    nothing_drawn,
+    routing,
+    support,
+    words,
+)
+from rollstore.writers.uuid7 import uuid7
+from rollstore.writers.weights import Number, Weights, at_completion, by_ends, by_spans, version_number
+
+STAND_IN = -9999.0
+"""What servers send for minus infinity, for NaN and for a log-prob they do not have, which strict JSON cannot hold."""
+
+CONSTRAINTS = (
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids",
+    "json_schema", "regex", "ebnf", "thinking_token_budget",
+)  # fmt: skip
+"""Settings of requests that take tokens away and are no others' column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What a caller knows of a server and no reply says. The defaults say nothing.
+
+    logprob_kind: `behavior` for vLLM with `logprobs_mode=processed_logprobs`, `raw` for its default; `tempered` for
+    SGLang. defaults: settings of a request that the server fills in, as {"temperature": 1.0}. context: most tokens it
+    holds. before, after: its weight label, read before the request and after the reply.
+    """
+
+    logprob_kind: str = "unknown"
+    engine: Engine | None = None
+    context: int | None = None
+    defaults: Mapping[str, Any] | None = None
+    before: str | None = None
+    after: str | None = None
+
+
+def sampler(request: Mapping[str, Any], server: Server, *, index: int = 0, engine: str | None = None) -> Sampler:
+    """What a request asked for, or the server's defaults where it did not; for the `index`-th of its n outputs.
+
+    Each of n outputs has the next seed where the engine is vLLM; another engine's are not known.
+    """
+    asked = {**(server.defaults or {}), **(request.get("sampling_params") or request)}
+    extra: dict[str, str] = {}
+    seed = asked.get("seed")
+    if seed is not None and (((asked.get("n") or 1) > 1 and engine != "vllm") or not 0 <= seed < 2**64):
+        extra["seed"], seed = str(seed), None
+    limits = {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
+    if (asked.get("response_format") or {}).get("type", "text") != "text":
+        limits["response_format"] = asked["response_format"]
+    if asked.get("tool_choice") not in (None, "none", "auto"):
+        limits["tool_choice"] = asked["tool_choice"]
+    top_k, most = asked.get("top_k"), asked.get("max_completion_tokens")
+    return Sampler(
+        temperature=asked.get("temperature"),
+        top_p=asked.get("top_p"),
+        top_k=None if top_k is None else max(top_k, 0),
+        min_p=asked.get("min_p"),
+        repetition_penalty=asked.get("repetition_penalty"),
+        presence_penalty=asked.get("presence_penalty"),
+        frequency_penalty=asked.get("frequency_penalty"),
+        max_tokens=asked.get("max_tokens") if most is None else most,
+        min_tokens=asked.get("min_tokens"),
+        seed=None if seed is None else seed + index,
+        logit_bias=biases(asked.get("logit_bias")),
+        bad_words=words(asked.get("bad_words")),
+        stop=words(asked.get("stop")),
+        stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
+        grammar=msgspec.json.encode(limits).decode() if limits else None,
+        extra=extra or None,
+    )
+
+
+def replies(
+    body: Body | bytes | str | Mapping[str, Any],
+    request: Mapping[str, Any],
+    *,
+    server: Server | None = None,
+    number: Number = version_number,
+) -> list[Reply]:
+    """The choices of a reply to a `request` (its JSON). Raises ValueError where ids are missing or lengths differ."""
+    known = server or Server()
+    whole = body if isinstance(body, Body) else decode(body)
+    if request.get("echo"):
+        raise ValueError("openai: wanted drawn tokens, got a reply that echoes its prompt")
+    group = uuid7()
+    return [_reply(whole, choice, request, known, number, group) for choice in whole.choices]
+
+
+def rollouts(
+    body: Body | bytes | str | Mapping[str, Any],
+    request: Mapping[str, Any],
+    *,
+    server: Server | None = None,
+    number: Number = version_number,
+    **fields: Any,
+) -> list[Rollout]:
+    """The same as rollouts of one segment; `fields` are columns of the rollouts table."""
+    return [rollout(reply, **fields) for reply in replies(body, request, server=server, number=number)]
+
+
+def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Server, number: Number, group: str) -> Reply:
+    count = (request.get("sampling_params") or request).get("n") or 1
+    sample = choice.index % count
+    engine = server.engine or _engine(body.system_fingerprint)
+    settings = sampler(request, server, index=sample, engine=None if engine is None else engine.name)
+    prompt = ids("prompt_token_ids", _prompt(body, choice, request, count))
+    if choice.token_ids is None:
+        raise ValueError('token_ids: wanted the ids of the drawn tokens ("return_token_ids": true), got none')
+    tokens = ids("token_ids", choice.token_ids)
+    finish, reason = ending(
+        choice.finish_reason,
+        count=len(tokens),
+        prompt=len(prompt),
+        max_tokens=settings.max_tokens,
+        context=server.context,
+        stop=choice.matched_stop if choice.stop_reason is None else choice.stop_reason,
+    )
+    row: dict[str, Any] = {"engine": engine, "policy": body.model}
+    if count > 1:
+        row.update(group_id=group, group_size=count, sample_index=sample)
+    details = None if body.usage is None else body.usage.prompt_tokens_details
+    total = len(prompt) + len(tokens)
+    return Reply(
+        prompt=prompt,
+        tokens=tokens,
+        sampler=settings,
+        support=None if choice.sampling_mask is None else support(choice.sampling_mask, tokens),
+        routing=None if choice.routed_experts is None else routing(_npy(choice.routed_experts), total),
+        weights=_weights(body, choice, len(tokens), server, number),
+        request_id=body.id or body.request_id,
+        cached_tokens=None if details is None else details.cached_tokens,
+        api_finish=choice.finish_reason,
+        ending=finish,
+        ending_reason=reason,
+        row=row,
+        **_logprobs(choice.logprobs, tokens, _kind(server, settings), request),
+    )
+
+
+def _engine(fingerprint: str | None) -> Engine | None:
+    """vLLM writes its name and version into the fingerprint."""
+    name, _, rest = (fingerprint or "").partition("-")
+    return Engine(name=name, version=rest.partition("-")[0]) if name == "vllm" and rest else None
+
+
+def _kind(server: Server, settings: Sampler) -> str:
+    greedy = settings.temperature == 0 and server.logprob_kind in ("behavior", "tempered")
+    return greedy_kind(settings) if greedy else server.logprob_kind
+
+
+def _prompt(body: Body, choice: Choice, request: Mapping[str, Any], count: int) -> Any:
+    """Ids of the prompt: as the server says, or as it was given them."""
+    said = body.prompt_token_ids if choice.prompt_token_ids is None else choice.prompt_token_ids
+    if said is not None:
+        return said
+    given = request.get("token_ids", request.get("prompt"))
+    if isinstance(given, Sequence) and given and isinstance(given[0], Sequence) and not isinstance(given, str):
+        return given[choice.index // count]
+    return given
+
+
+def _weights(body: Body, choice: Choice, count: int, server: Server, number: Number) -> Weights | None:
+    spans = choice.weight_versions or (None if body.metadata is None else body.metadata.weight_versions)
+    if spans is not None:
+        return by_spans(count, [(span.version, span.start, span.end) for span in spans], number=number)
+    label = (None if body.metadata is None else body.metadata.weight_version) or server.after
+    if label is None:
+        return None
+    if server.before is None:
+        return at_completion(count, label, number=number)
+    return by_ends(count, server.before, label, number=number)
+
+
+def _logprobs(said: Logprobs | None, tokens: Ints, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that come out of the listed log-probs."""
+    if not len(tokens):
+        return {"logprobs": nothing_drawn(), "logprob_kind": kind}
+    if said is None or (said.content is None and said.token_logprobs is None):
+        return {}
+    listed: list[list[tuple[int | None, float]]]
+    if said.content is not None:
+        own = [(entry.id, entry.logprob, entry.rank) for entry in aligned("logprobs.content", said.content, tokens)]
+        listed = [[(e.id, _number(e.logprob)) for e in entry.top_logprobs] for entry in said.content]
+    else:
+        numbers = aligned("logprobs.token_logprobs", said.token_logprobs, tokens)
+        names = said.tokens or (None,) * len(tokens)
+        own = [(token_id(name), value, None) for name, value in zip(names, numbers, strict=True)]
+        listed = [[(token_id(name), value) for name, value in (top or {}).items()] for top in said.top_logprobs or ()]
+    for place, (token, (said_id, _, _)) in enumerate(zip(tokens.tolist(), own, strict=True)):
+        if said_id not in (None, token):
+            raise ValueError(f"logprobs: wanted one of token {token} at place {place}, got one of token {said_id}")
+    unsaid = [value is None or value <= STAND_IN for _, value, _ in own]
+    values = Known(np.array([_number(value) for _, value, _ in own]), ~np.array(unsaid))
+    ranks = Known(np.array([rank or 0 for _, _, rank in own]), np.array([bool(rank) for _, _, rank in own]))
+    flags = [Flag(kind="floored_logprob", column="logprobs", index=n) for n in np.flatnonzero(unsaid).tolist()]
+    columns: dict[str, Any] = {"logprobs": values, "logprob_kind": kind, "ranks": ranks if ranks.known.any() else None}
+    if any(listed) and all(token is not None for place in listed for token, _ in place):
+        found, more = _heads(listed, tokens, request, whole=said.content is None, behavior=kind == "behavior")
+        flags += more
+        columns.update(heads=found, head_kind=None if found is None else kind)
+    return {**columns, "flags": tuple(flags)}
+
+
+def _heads(listed: Sequence[Any], tokens: Ints, request: Mapping[str, Any], *, whole: bool, behavior: bool) -> Any:
+    """Heads of the listed ids.
+
+    vLLM puts the drawn token first. Of completions it then lists the k likeliest; of chats and token ids it cuts the
+    list at k, so that where the drawn one stands before a likelier one, only the k - 1 likeliest are sure to be there.
+    In a behavior distribution a stand-in pads the list with ids of no meaning.
+    """
+    asked = request.get("sampling_params") or request
+    if asked.get("logprob_token_ids"):
+        return None, []
+    size = asked.get("logprobs" if whole or "sampling_params" in request else "top_logprobs")
+    size = max(map(len, listed)) if size is None or size is True or size < 0 else int(size)
+    if not whole and any(_put_first(place, token) for place, token in zip(listed, tokens.tolist(), strict=True)):
+        size -= 1
+        listed = [sorted(place, key=lambda pair: -pair[1])[:size] for place in listed]
+    if size < 1:
+        return None, []
+    flat = [pair for place in listed for pair in place]
+    values = np.array([value for _, value in flat], np.float64)
+    if behavior:
+        values[values <= STAND_IN] = -np.inf
+    made = entries([len(place) for place in listed], [token for token, _ in flat], values)
+    return heads(made, size=size, tokens=tokens, impossible=not behavior)
+
+
+def _put_first(place: Sequence[tuple[int, float]], token: int) -> bool:
+    """Whether the drawn token stands before a likelier one."""
+    return bool(place) and place[0][0] == token and any(value > place[0][1] for _, value in place)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _npy(text: str) -> Any:
+    """The array of base64-encoded `.npy` bytes. Pickled objects are refused (ValueError)."""
+    return np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)

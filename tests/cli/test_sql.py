@@ -1,0 +1,136 @@
+"""`sql`: the answer in every format, and what a query may not do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from story import HOSTILE, Run
+
+QUERY = "select rollout_id, reward, replay_key, logprobs, metadata from rollouts where segment = 1"
+
+
+def test_a_table_is_for_reading(shown_store: str, run: Run) -> None:
+    shown = run("sql", shown_store, "select action, logprob from actions where rollout_id = 'cut' order by 1").stdout
+    assert [line.split() for line in shown.splitlines()] == [
+        ["action", "logprob"], ["0", "-0.5"], ["1", "-0.6"], ["2", "-0.7"], ["3", "rows"],
+    ]  # fmt: skip
+
+
+def test_a_table_shortens_what_is_nested(shown_store: str, run: Run) -> None:
+    query = "select logprobs, samplers from rollouts where rollout_id = 'talk' and segment = 0"
+    shown = run("sql", shown_store, query).stdout
+    assert "[-0.01, -0.9, -3.0, -6.0, null, -inf, -0.2, -0.3, -0.05]" in shown
+    assert f"[{{temperature: 0.8, top_p: 0.95, top_k: 50, max_tokens: 32, seed: {2**64 - 1}}}]" in shown
+
+
+def test_a_table_says_when_it_does_not_show_all(shown_store: str, run: Run) -> None:
+    shown = run("sql", shown_store, "from range(5)", "--limit", "2").stdout
+    assert shown.splitlines()[1:] == ["    0", "    1", "the first 2 rows; --limit 0 shows all"]
+    assert run("sql", shown_store, "from range(5)", "--limit", "5").stdout.endswith("5 rows\n")
+    assert run("sql", shown_store, "from range(5)", "--limit", "0").stdout.endswith("5 rows\n")
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--format", "json"]])
+def test_json_is_one_document_with_exact_values(option: list[str], shown_store: str, run: Run) -> None:
+    (row,) = json.loads(run("sql", shown_store, QUERY, *option).stdout)
+    assert row["replay_key"] == 2**64 - 1
+    assert row["metadata"] == {"note": HOSTILE}
+    read = json.loads(run("sql", shown_store, "select 'nan'::float a, -'inf'::double b, null c", *option).stdout)
+    assert read == [{"a": "NaN", "b": "-Infinity", "c": None}]
+    assert json.loads(run("sql", shown_store, "select 1 where false", *option).stdout) == []
+
+
+def test_json_refuses_two_columns_of_one_name(shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, "select 1 as a, 2 as a", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'a' twice" in result.stderr
+
+
+def test_csv_reads_back(shown_store: str, run: Run) -> None:
+    query = "select * from (values (1, 'a,\"b\"' || chr(10), [1.5, null]), (null, '', [])) t(n, s, l)"
+    rows = list(csv.reader(io.StringIO(run("sql", shown_store, query, "--format", "csv").stdout)))
+    assert rows == [["n", "s", "l"], ["1", 'a,"b"\n', "[1.5, null]"], ["", "", "[]"]]
+
+
+def test_markdown_keeps_one_row_a_line(shown_store: str, run: Run) -> None:
+    shown = run("sql", shown_store, "select 'a|b' || chr(10) as s, null as n", "--format", "markdown").stdout
+    assert shown == "| s | n |\n| --- | --- |\n| a\\|b\\n |  |\n"
+
+
+def test_arrow_is_a_stream_of_the_exact_values(shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, QUERY, "--format", "arrow")
+    table = pa.ipc.open_stream(result.stdout_bytes).read_all()
+    assert table["replay_key"].type == pa.uint64()
+    assert table["replay_key"].to_pylist() == [2**64 - 1]
+    assert table["metadata"].to_pylist() == [[("note", HOSTILE)]]
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "json"])
+def test_no_format_for_people_passes_escape_sequences(form: str, shown_store: str, run: Run) -> None:
+    shown = run("sql", shown_store, QUERY, "--format", form).stdout
+    assert "owned" in shown
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(shown)
+
+
+def test_a_query_comes_from_a_file_or_from_stdin(shown_store: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "query.sql"
+    file.write_text("create temp table t as select 1 as one; select one + 1 as two from t", encoding="utf-8")
+    assert json.loads(run("sql", shown_store, "-f", str(file), "--json").stdout) == [{"two": 2}]
+    assert json.loads(run("sql", shown_store, "-f", "-", "--json", input="select 3 as three").stdout) == [{"three": 3}]
+    missing = run("sql", shown_store, "-f", str(tmp_path / "none.sql"))
+    assert missing.exit_code == 2
+    assert re.fullmatch(r"rollstore: .*none\.sql: No such file or directory\n", missing.stderr)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "from read_csv('{file}')",
+        "copy (select 1) to '{file}'",
+        "attach '{file}' as other",
+        "install httpfs",
+        "load httpfs",
+        "from 'https://example.com/a.parquet'",
+        "set enable_external_access = true",
+        "set lock_configuration = false",
+    ],
+)
+def test_a_query_reaches_nothing_but_the_store(query: str, shown_store: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("secret\n", encoding="utf-8")
+    result = run("sql", shown_store, query.format(file=file))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("rollstore: ")
+    assert file.read_text(encoding="utf-8") == "secret\n"
+
+
+def test_files_are_open_to_a_query_outside_the_sandbox(shown_store: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "numbers.csv"
+    file.write_text("n\n7\n", encoding="utf-8")
+    result = run("sql", shown_store, f"select n from read_csv('{file}')", "--no-sandbox", "--json")
+    assert json.loads(result.stdout) == [{"n": 7}]
+
+
+@pytest.mark.parametrize("options", [[], ["--no-sandbox"]])
+def test_a_name_in_a_query_is_never_a_variable_of_the_program(options: list[str], shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, "from answer", *options)
+    assert result.exit_code == 2
+    assert "answer" in result.stderr
+
+
+def test_a_query_that_is_wrong_says_so_in_one_line(shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, "select nope\nfrom rollouts")
+    assert result.exit_code == 2
+    assert re.fullmatch(r'rollstore: Binder Error: .*"nope".*\n', result.stderr)
+
+
+def test_an_error_in_the_middle_of_an_answer_is_one_line_too(shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, "select ('x' || i)::int from range(3) t(i)", "--format", "csv")
+    assert result.exit_code == 2
+    assert re.fullmatch(r"rollstore: Conversion Error: .*\n", result.stderr)

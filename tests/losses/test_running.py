@@ -1,0 +1,109 @@
+"""How losses run: over two processes, under autocast, compiled, and from a packed batch as from a padded one."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from padded import HEAD, Padded, doubles, problem, variable
+from ranks import REDUCERS, SPLITS, rank_main, step
+from test_invariance import ALONE
+from torch import Tensor, multiprocessing
+
+from rollstore.losses import group_mean, ppo_clip, reinforce_zero, tis, with_counts
+
+
+def test_two_processes_give_the_number_of_one() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        multiprocessing.spawn(rank_main, (place,), nprocs=2)
+        both = [torch.load(Path(place) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for name in SPLITS:
+        batch, logprobs = step(masked=name == "one is masked")
+        for label, reduce in REDUCERS.items():
+            parameter = variable(logprobs)
+            loss, _ = ppo_clip(batch, parameter, correction=tis(2.0), reduce=reduce)
+            loss.backward()
+            for answers in both:
+                value, gradient = answers[f"{name} {label}"]
+                torch.testing.assert_close(value, loss.detach(), msg=f"{name} {label}")
+                torch.testing.assert_close(gradient, parameter.grad, msg=f"{name} {label}")
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_autocast_changes_nothing(name: str) -> None:
+    batch, logprobs, at_head = problem()
+    x, h = logprobs.float(), at_head.float()
+    plain, _ = ALONE[name](batch, x, h)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast, _ = ALONE[name](batch, x, h)
+    assert cast.dtype == plain.dtype
+    torch.testing.assert_close(cast, plain)
+
+
+# torch's own tracer reads .grad of an intermediate tensor, which torch warns of
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_compiled_loss_is_the_same() -> None:
+    batch, logprobs, _ = problem()
+    batch = replace(batch, heads=None)
+
+    def call(x: Tensor) -> Tensor:
+        return ppo_clip(batch, x, correction=tis(2.0))[0] + reinforce_zero(batch, x)[0]
+
+    left, right = variable(logprobs), variable(logprobs)
+    wanted = call(left)
+    got = torch.compile(call, backend="aot_eager")(right)
+    wanted.backward()
+    got.backward()
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(right.grad, left.grad)
+
+
+def test_a_batch_moves_with_everything_in_it() -> None:
+    batch, _, _ = problem()
+    [batch] = with_counts([batch])
+    moved = batch.to("meta")
+    assert moved.heads is not None
+    assert moved.counts is not None
+    assert {moved.tokens.device.type, moved.heads.tokens.device.type, moved.counts.tokens.device.type} == {"meta"}
+    assert moved.rollout_ids == batch.rollout_ids
+
+
+def test_packed_rollouts_give_the_loss_and_gradient_of_the_padded_computation() -> None:
+    torch.manual_seed(0)
+    lengths, width, vocabulary = [4, 2, 3], 4, 97
+    pad = Padded([[1] * length + [0] * (width - length) for length in lengths])
+    tokens = torch.randint(0, vocabulary, (3, width + 1))
+    old = pad.flat(torch.randn(3, width) * 0.2 - 2)
+    batch = pad.batch(tokens=tokens.reshape(-1), behavior_logprobs=old - 0.1, anchor_logprobs=old)
+    batch, _ = group_mean(replace(batch, rewards=doubles(1, 0, 0.3)))
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Embedding(vocabulary, 8), torch.nn.Linear(8, vocabulary)).double()
+
+    packed = model()
+    logits = packed(batch.tokens)[batch.logit_index]
+    own = logits.log_softmax(-1).gather(-1, batch.tokens[batch.action_index][:, None]).squeeze(-1)
+    loss, _ = ppo_clip(batch, own, correction=tis(2.0))
+    loss.backward()
+
+    padded = model()
+    p = padded(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    anchor, mask = pad.padded(old), pad.mask
+    advantage = (doubles(1, 0, 0.3) - doubles(1, 0, 0.3).mean())[:, None].float().double()
+    ratio = (p - anchor).exp()
+    w = doubles(0.1).exp().clamp(max=2)
+    surrogate = w * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    wanted = -torch.where(mask, surrogate, 0).sum() / mask.sum()
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted)
+    for one, two in zip(packed.parameters(), padded.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+def test_the_head_entries_of_the_shared_problem_are_flat_over_actions() -> None:
+    batch, _, at_head = problem()
+    assert at_head.shape == (batch.actions * HEAD,)

@@ -1,0 +1,76 @@
+"""The order of an epoch is a permutation that follows from its arguments alone; cuts respect the budget."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollstore.readers.order import BLOCK, batch_of, cuts, epoch_order, steps
+
+SIZES = st.lists(st.integers(1, 50), max_size=400).map(lambda sizes: np.array(sizes, np.int64))
+SEED = st.integers(0, 2**64 - 1)
+
+
+@given(sizes=SIZES, seed=SEED, epoch=st.integers(0, 2**63), window=st.integers(1, 20_000))
+def test_an_epoch_visits_every_unit_once(sizes: np.ndarray, seed: int, epoch: int, window: int) -> None:
+    order = epoch_order(sizes, seed=seed, epoch=epoch, window=window)
+    assert sorted(order.tolist()) == list(range(len(sizes)))
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    found = epoch_order(np.ones(10, np.int64), seed=3, epoch=1, window=100)
+    assert found.tolist() == [0, 9, 2, 6, 7, 8, 5, 3, 4, 1]
+
+
+@given(seed=SEED, epoch=st.integers(0, 100))
+def test_another_seed_or_epoch_gives_another_order(seed: int, epoch: int) -> None:
+    sizes = np.ones(200, np.int64)
+    order = epoch_order(sizes, seed=seed, epoch=epoch, window=1000).tolist()
+    assert order != epoch_order(sizes, seed=seed, epoch=epoch + 1, window=1000).tolist()
+    assert order != epoch_order(sizes, seed=seed ^ 1, epoch=epoch, window=1000).tolist()
+
+
+def test_a_window_keeps_blocks_together_and_mixes_within() -> None:
+    count, per_window = BLOCK * 12, BLOCK * 3
+    order = epoch_order(np.ones(count, np.int64), seed=0, epoch=0, window=per_window)
+    windows = order.reshape(-1, per_window) // BLOCK
+    assert all(len(set(window.tolist())) == 3 for window in windows)
+    assert all((np.diff(window) != 0).sum() > per_window // 2 for window in windows)
+
+
+def test_every_place_is_about_as_likely_in_one_window() -> None:
+    first = [int(epoch_order(np.ones(8, np.int64), seed=0, epoch=e, window=8)[0]) for e in range(800)]
+    assert np.bincount(first, minlength=8).min() > 60
+
+
+@given(sizes=SIZES, budget=st.integers(50, 200), most=st.none() | st.integers(1, 9))
+def test_batches_are_as_full_as_the_budget_allows(sizes: np.ndarray, budget: int, most: int | None) -> None:
+    found = cuts(sizes, budget=budget, most=most)
+    assert (found[0], found[-1]) == (0, len(sizes))
+    for start, stop in pairwise(found):
+        assert 0 < stop - start <= (most or len(sizes))
+        assert sizes[start:stop].sum() <= budget
+        assert stop == len(sizes) or stop - start == most or sizes[start : stop + 1].sum() > budget
+
+
+@given(sizes=SIZES, budget=st.integers(50, 200), at=st.integers(0, 20))
+def test_what_is_left_is_cut_as_if_nothing_had_gone_before(sizes: np.ndarray, budget: int, at: int) -> None:
+    whole = cuts(sizes, budget=budget, most=None)
+    done = whole[min(at, len(whole) - 1)]
+    assert (cuts(sizes[done:], budget=budget, most=None) + done).tolist() == whole[whole >= done].tolist()
+
+
+def test_a_unit_above_the_budget_is_an_error() -> None:
+    with pytest.raises(ValueError, match="wanted at most 5 tokens, got 6"):
+        cuts(np.array([5, 6, 1]), budget=5, most=None)
+
+
+@given(batches=st.integers(0, 50), world=st.integers(1, 7))
+def test_ranks_share_the_batches_and_make_equal_steps(batches: int, world: int) -> None:
+    taken = [batch_of(step, rank, world) for step in range(steps(batches, world)) for rank in range(world)]
+    assert taken[:batches] == list(range(batches))
+    assert len(taken) - batches < world

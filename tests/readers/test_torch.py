@@ -1,0 +1,399 @@
+"""Every rollout exactly once an epoch, in an order that can be taken up again anywhere, by any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from samples import group, rollout, settled, write
+
+from rollstore.batch import TokenBatch
+from rollstore.errors import (
+    CorruptionError,
+    DuplicateError,
+    StoreError,
+    UnsupportedRecordError,
+    VersionError,
+)
+from rollstore.readers.torch import RolloutLoader
+from rollstore.schema import Heads, to_table
+from rollstore.store.store import Store
+from rollstore.store.store import open as open_store
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """23 rollouts of 4 to 12 tokens in two parts and a journal whose writer is gone."""
+    records = [rollout(f"r{n:02}", tokens=4 + n % 9, group_id=f"g{n // 4}", reward=float(n % 2)) for n in range(23)]
+    write(store, *records[:10])
+    write(store, *records[10:18])
+    writer = store.writer(run="run")
+    writer.append(records[18:])
+    writer.flush()
+    yield store
+    writer.close()
+
+
+def ids(batches: Any) -> list[list[str]]:
+    return [batch.rollout_ids for batch in batches]
+
+
+def test_every_rollout_comes_exactly_once_an_epoch_within_the_budget(filled: Store) -> None:
+    loader = RolloutLoader(filled, tokens_per_batch=30)
+    assert loader.rollouts == 23
+    for _ in range(2):
+        expected = len(loader)
+        batches = list(loader)
+        assert len(batches) == expected
+        assert Counter(id_ for batch in batches for id_ in batch.rollout_ids) == {f"r{n:02}": 1 for n in range(23)}
+        assert all(0 < batch.tokens.shape[0] <= 30 for batch in batches)
+    assert loader.epoch == 2
+
+
+def test_a_batch_holds_what_was_written(filled: Store) -> None:
+    for batch in RolloutLoader(filled, tokens_per_batch=30):
+        bounds = batch.cu_seqlens.tolist()
+        for number, id_ in enumerate(batch.rollout_ids):
+            written = filled.get(id_)[0]
+            assert batch.tokens[bounds[number] : bounds[number + 1]].tolist() == written.tokens.tolist()
+            own = batch.sequence == number
+            assert batch.behavior_logprobs[own].numpy().tobytes() == written.logprobs.values.tobytes()
+            assert batch.rewards[number].item() == written.reward
+
+
+def test_the_order_follows_from_seed_and_epoch(filled: Store) -> None:
+    def order(seed: int, epoch: int = 0) -> list[list[str]]:
+        loader = RolloutLoader(filled, tokens_per_batch=30, seed=seed)
+        loader.set_epoch(epoch)
+        return ids(loader)
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert order(1) != order(1, epoch=1)
+    twice = RolloutLoader(filled, tokens_per_batch=30, seed=1)
+    assert [ids(twice), ids(twice)] == [order(1), order(1, epoch=1)]
+
+
+def test_prefetching_changes_nothing(filled: Store) -> None:
+    plain = ids(RolloutLoader(filled, tokens_per_batch=30, prefetch=0))
+    assert ids(RolloutLoader(filled, tokens_per_batch=30, prefetch=5)) == plain
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_loader_resumed_at_any_step_goes_on_exactly(filled: Store, prefetch: int) -> None:
+    def loader() -> RolloutLoader:
+        return RolloutLoader(filled, tokens_per_batch=30, seed=5, prefetch=prefetch)
+
+    whole = [*loader(), *_epoch(loader(), 1)]
+    running, states = loader(), []
+    states.append(json.dumps(running.state_dict()))
+    for _ in range(2):
+        states += [json.dumps(running.state_dict()) for _ in running]
+    assert len(whole) == len(states) - 1
+    for step, state in enumerate(states):
+        resumed = loader()
+        resumed.load_state_dict(json.loads(state))
+        rest = [*resumed, *resumed][: len(whole) - step]
+        assert ids(rest) == ids(whole[step : step + len(rest)])
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(rest, whole[step:], strict=False))
+
+
+def _epoch(loader: RolloutLoader, epoch: int) -> RolloutLoader:
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_left_within_an_epoch_it_goes_on_where_it_was_left(filled: Store) -> None:
+    whole = ids(RolloutLoader(filled, tokens_per_batch=30))
+    loader = RolloutLoader(filled, tokens_per_batch=30)
+    first = []
+    for batch in loader:
+        first.append(batch.rollout_ids)
+        if len(first) == 2:
+            break
+    assert len(loader) == len(whole) - 2
+    assert first + ids(loader) == whole
+
+
+def test_ranks_are_disjoint_make_equal_steps_and_have_one_state(filled: Store) -> None:
+    loaders = [RolloutLoader(filled, tokens_per_batch=30, rank=rank, world_size=3) for rank in range(3)]
+    assert len({len(loader) for loader in loaders}) == 1
+    seen: list[str] = []
+    for batches in zip(*loaders, strict=True):
+        assert len({json.dumps(loader.state_dict()) for loader in loaders}) == 1
+        seen += [id_ for batch in batches for id_ in batch.rollout_ids]
+    assert sorted(seen) == [f"r{n:02}" for n in range(23)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
+def test_another_number_of_ranks_takes_up_the_rest(filled: Store, before: int, after: int) -> None:
+    first = [RolloutLoader(filled, tokens_per_batch=30, rank=rank, world_size=before) for rank in range(before)]
+    steps = [iter(loader) for loader in first]
+    seen = [id_ for _ in range(2) for step in steps for id_ in next(step).rollout_ids]
+    state = first[-1].state_dict()
+    for step in steps:
+        step.close()
+    for rank in range(after):
+        loader = RolloutLoader(filled, tokens_per_batch=24, rank=rank, world_size=after)
+        loader.load_state_dict(state)
+        seen += [id_ for batch in loader for id_ in batch.rollout_ids]
+    assert sorted(seen) == [f"r{n:02}" for n in range(23)]
+
+
+def test_resuming_twice_in_an_epoch_counts_what_was_given(store: Store) -> None:
+    write(store, *[rollout(f"r{n:03}", tokens=3) for n in range(100)])
+    whole = [id_ for (id_,) in ids(RolloutLoader(store, rollouts_per_batch=1))]
+    state, seen = None, []
+    for count in (23, 9, 100):
+        loader = RolloutLoader(store, rollouts_per_batch=1, prefetch=8)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch, _ in zip(loader, range(count), strict=False):
+            seen += batch.rollout_ids
+            state = loader.state_dict()
+            if len(seen) in (23, 32):
+                break
+        assert state is not None
+        assert state["position"] == len(seen)
+    assert seen == whole
+
+
+def test_a_position_counts_rollouts_and_not_packs(store: Store) -> None:
+    write(store, *[rollout(f"r{n:02}", tokens=4) for n in range(20)])
+    loader = RolloutLoader(store, tokens_per_batch=12)
+    whole = [id_ for batch in RolloutLoader(store, tokens_per_batch=12) for id_ in batch.rollout_ids]
+    packs = iter(loader)
+    for _ in range(4):
+        next(packs)
+    assert loader.state_dict()["position"] == 12
+    assert next(packs).rollout_ids == whole[12:15]
+    packs.close()
+
+
+def test_the_last_step_is_filled_with_batches_without_rows(store: Store) -> None:
+    write(store, *[rollout(f"r{n}", tokens=5) for n in range(7)])
+    loaders = [RolloutLoader(store, rollouts_per_batch=1, rank=rank, world_size=3) for rank in range(3)]
+    batches = [batch for loader in loaders for batch in loader]
+    assert [len(loader) for loader in loaders] == [3, 3, 3]
+    assert len(batches) == 9
+    assert sum(batch.rows for batch in batches) == 7
+    assert sum(float(batch.weights.sum()) for batch in batches) == 7 * 3
+    empty = [batch for batch in batches if not batch.rows]
+    assert len(empty) == 2
+    assert all(isinstance(batch, TokenBatch) and batch.tokens.shape == (0,) for batch in empty)
+
+
+def test_all_segments_of_a_rollout_come_together(store: Store) -> None:
+    parts = [
+        rollout(f"r{n}", segment=s, ending="continued" if s < 2 else "terminated", tokens=4,
+                reward=1.0 if s == 2 else None, reward_status="scored" if s == 2 else "on_final_segment")
+        for n in range(6) for s in range(3)
+    ]  # fmt: skip
+    random.Random(0).shuffle(parts)
+    for start in range(0, 18, 5):
+        write(store, *parts[start : start + 5])
+    batches = list(RolloutLoader(store, tokens_per_batch=27))
+    assert sorted(id_ for batch in batches for id_ in batch.rollout_ids) == sorted(
+        f"r{n}" for n in range(6) for _ in range(3)
+    )
+    for batch in batches:
+        assert set(Counter(batch.rollout_ids).values()) == {3}
+        assert batch.segment.tolist() == [0, 1, 2] * (batch.rows // 3)
+        assert (batch.rewards == 1.0).all()
+
+
+def test_whole_groups_come_in_one_batch(store: Store) -> None:
+    members = [member for n in range(6) for member in group(f"g{n}", [0.0, 1.0, 1.0])]
+    random.Random(1).shuffle(members)
+    write(store, *members[:9], rollout("alone"))
+    write(store, *members[9:], *[settled(r, f"s1-{r.rollout_id}") for r in group("g0", [1.0], step=1)])
+    batches = list(RolloutLoader(store, tokens_per_batch=40, whole_groups=True))
+    where: dict[str, set[int]] = {}
+    for number, batch in enumerate(batches):
+        for id_ in batch.rollout_ids:
+            where.setdefault(id_.rpartition("-")[0], set()).add(number)
+    assert {name: len(found) for name, found in where.items()} == {f"g{n}": 1 for n in range(6)} | {"": 1, "s1-g0": 1}
+    assert max(batch.rows for batch in batches) > 3
+
+
+def test_a_rollout_above_the_budget_raises_or_is_skipped_and_counted(store: Store) -> None:
+    write(store, rollout("small", tokens=5), rollout("large", tokens=50), rollout("other", tokens=6))
+    with pytest.raises(
+        ValueError, match="rollout 'large' has 50 tokens, wanted at most 20; oversize='skip' leaves 1 out"
+    ):
+        RolloutLoader(store, tokens_per_batch=20)
+    loader = RolloutLoader(store, tokens_per_batch=20, oversize="skip")
+    assert (loader.skipped, loader.rollouts) == (1, 2)
+    assert sorted(id_ for batch in loader for id_ in batch.rollout_ids) == ["other", "small"]
+
+
+def test_a_filter_looks_at_the_last_segment_and_the_oldest_version(store: Store) -> None:
+    old = {"weight_versions": np.full(4, 2, np.int64)}
+    write(
+        store,
+        rollout("stale", segment=0, ending="continued", reward_status="on_final_segment", **old),
+        rollout("stale", segment=1, ending="terminated", reward=1.0),
+        rollout("fresh", ending="terminated", reward=1.0),
+        rollout("cut", ending="truncated", reward=0.0),
+        rollout("open", segment=0, ending="continued", reward_status="on_final_segment", weight_versions=None,
+                weight_version_max=7),
+        rollout("open", segment=1, ending="terminated", reward=1.0),
+    )  # fmt: skip
+
+    def chosen(where: pc.Expression) -> Counter[str]:
+        return Counter(
+            id_ for batch in RolloutLoader(store, tokens_per_batch=99, where=where) for id_ in batch.rollout_ids
+        )
+
+    assert chosen(pc.field("ending") == "terminated") == {"stale": 2, "fresh": 1, "open": 2}
+    assert chosen(pc.field("reward") < 0.5) == {"cut": 1}
+    assert chosen(pc.field("weight_version_min") >= 7) == {"fresh": 1, "cut": 1}
+    assert chosen(pc.field("weight_version_max") >= 7) == {"stale": 2, "fresh": 1, "cut": 1, "open": 2}
+
+
+def test_an_empty_selection_is_an_error(store: Store) -> None:
+    with pytest.raises(StoreError, match="wanted rollouts to load, got none"):
+        RolloutLoader(store, tokens_per_batch=9)
+    write(store, rollout("a"))
+    with pytest.raises(StoreError, match=r"got none with \(step == 5\)"):
+        RolloutLoader(store, tokens_per_batch=9, where=pc.field("step") == 5)
+    with pytest.raises(StoreError, match="at most 3 tokens, got none"):
+        RolloutLoader(store, tokens_per_batch=3, oversize="skip")
+
+
+def test_a_state_of_other_rows_or_another_selection_is_refused(filled: Store) -> None:
+    state = RolloutLoader(filled, tokens_per_batch=30).state_dict()
+    other = RolloutLoader(filled, tokens_per_batch=30, where=pc.field("reward") > 0)
+    with pytest.raises(StoreError, match="where or whole_groups differ"):
+        other.load_state_dict(state)
+    with pytest.raises(VersionError, match="at most version 1, got 9"):
+        other.load_state_dict({**state, "version": 9})
+    with pytest.raises(ValueError, match="wanted what state_dict gave"):
+        other.load_state_dict({"version": 1})
+    write(filled, rollout("late"))
+    with pytest.raises(StoreError, match="the store has other rows now"):
+        RolloutLoader(filled, tokens_per_batch=30).load_state_dict(state)
+
+
+def test_sealing_a_journal_changes_neither_order_nor_state(store: Store) -> None:
+    write(store, *[rollout(f"a{n}") for n in range(9)])
+    writer = store.writer(run="run")
+    writer.append([rollout(f"b{n}") for n in range(9)])
+    writer.flush()
+    live = RolloutLoader(store, tokens_per_batch=20)
+    whole, state = ids(live), RolloutLoader(store, tokens_per_batch=20).state_dict()
+    writer.close()
+    sealed = RolloutLoader(open_store(store.path), tokens_per_batch=20)
+    sealed.load_state_dict(state)
+    assert ids(sealed) == whole
+
+
+def test_a_loader_stays_at_its_snapshot_while_a_writer_goes_on(store: Store) -> None:
+    write(store, *[rollout(f"a{n}") for n in range(5)])
+    loader = RolloutLoader(store, tokens_per_batch=20)
+    write(store, rollout("late"))
+    assert loader.rollouts == 5
+    assert sorted(id_ for batch in loader for id_ in batch.rollout_ids) == [f"a{n}" for n in range(5)]
+
+
+def test_rows_written_twice_come_once_and_different_ones_are_refused(store: Store) -> None:
+    write(store, rollout("a"), rollout("b"))
+    write(store, rollout("b"), rollout("c"))
+    assert sorted(id_ for batch in RolloutLoader(store, tokens_per_batch=99) for id_ in batch.rollout_ids) == [
+        "a",
+        "b",
+        "c",
+    ]
+    write(store, rollout("c", reward=0.5))
+    with pytest.raises(DuplicateError, match="'c', segment 0"):
+        RolloutLoader(store, tokens_per_batch=99)
+
+
+def test_heads_are_read_only_when_asked(store: Store) -> None:
+    heads = Heads(size=2, tokens=np.tile([1, 2], 4), logprobs=np.tile(np.log([0.5, 0.25]), 4).astype(np.float32))
+    write(store, rollout("a", heads=heads, head_kind="behavior", messages="[]", logprobs=None, logprob_kind=None))
+    read: list[list[str]] = []
+
+    def make(table: pa.Table) -> int:
+        read.append(table.column_names)
+        return table.num_rows
+
+    assert list(RolloutLoader(store, tokens_per_batch=99, make=make)) == [1]
+    assert list(RolloutLoader(store, tokens_per_batch=99, make=make, heads=True, columns=("messages",))) == [1]
+    assert not {"head_tokens", "head_logprobs", "messages"} & set(read[0])
+    assert {"head_tokens", "head_logprobs", "head_counts", "head_size", "messages"} <= set(read[1])
+    (batch,) = RolloutLoader(store, tokens_per_batch=99, heads=True)
+    assert batch.heads.tokens.tolist() == [1, 2] * 4
+    with pytest.raises(ValueError, match="no column 'message'"):
+        RolloutLoader(store, tokens_per_batch=99, columns=("message",))
+
+
+def test_anchor_and_reference_come_from_the_named_evaluations(filled: Store) -> None:
+    def evaluate(name: str, chosen: list[str], shift: float) -> None:
+        moved = [filled.get(id_)[0].logprobs.values + np.float32(shift) for id_ in chosen]
+        filled.append(
+            "evaluations",
+            pa.table(
+                {
+                    "evaluation_id": [name] * len(chosen),
+                    "rollout_id": chosen,
+                    "segment": pa.array([0] * len(chosen), pa.int32()),
+                    "logprobs": pa.array(moved, pa.list_(pa.float32())),
+                }
+            ),
+        )  # fmt: skip
+
+    everyone = [f"r{n:02}" for n in range(23)]
+    evaluate("anchor@7", everyone[::-1], -1.0)
+    evaluate("reference", everyone[5:], -2.0)
+    evaluate("reference", everyone[:5], -2.0)
+    evaluate("some", everyone[:5], 0.0)
+    for batch in RolloutLoader(filled, tokens_per_batch=30, anchor="anchor@7", reference="reference"):
+        assert torch.equal(batch.anchor_logprobs, batch.behavior_logprobs - 1.0)
+        assert torch.equal(batch.reference_logprobs, batch.behavior_logprobs - 2.0)
+    with pytest.raises(UnsupportedRecordError, match="'some': wanted log-probs of all 23 rows, 18 have none"):
+        RolloutLoader(filled, tokens_per_batch=30, anchor="some")
+    evaluate("some", everyone, 0.0)
+    with pytest.raises(DuplicateError, match="'some': wanted one row"):
+        RolloutLoader(filled, tokens_per_batch=30, anchor="some")
+
+
+def test_a_slice_loads_as_the_same_rows_written_afresh(store: Store, tmp_path: Path) -> None:
+    table = to_table([rollout(f"r{n}", tokens=4 + n) for n in range(8)])
+    with store.writer() as writer:
+        writer.append(table.slice(3, 2))
+    other = open_store(tmp_path / "other", create=True)
+    with other.writer() as writer:
+        writer.append([rollout("r3", tokens=7), rollout("r4", tokens=8)])
+    (sliced,), (fresh,) = (list(RolloutLoader(s, tokens_per_batch=99)) for s in (store, other))
+    rows = [sliced.rollout_ids.index(id_) for id_ in fresh.rollout_ids]
+    bounds = sliced.cu_seqlens.tolist()
+    tokens = torch.cat([sliced.tokens[bounds[row] : bounds[row + 1]] for row in rows])
+    assert torch.equal(tokens, fresh.tokens)
+
+
+def test_a_damaged_part_is_refused(store: Store) -> None:
+    write(store, *[rollout(f"r{n}") for n in range(20)])
+    part = store.parts("rollouts")[0]
+    data = bytearray(Path(part.path).read_bytes())
+    data[part.tail.batches[0].offset + part.tail.batches[0].length // 2] ^= 1
+    Path(part.path).write_bytes(data)
+    with pytest.raises(CorruptionError, match=part.name):
+        RolloutLoader(open_store(store.path), tokens_per_batch=99)
+
+
+def test_impossible_arguments_are_refused(filled: Store) -> None:
+    with pytest.raises(ValueError, match="rank: wanted 0 to 1, got 2"):
+        RolloutLoader(filled, tokens_per_batch=30, rank=2, world_size=2)
+    with pytest.raises(ValueError, match="tokens_per_batch: wanted at least 1"):
+        RolloutLoader(filled)
+    with pytest.raises(ValueError, match="tokens_per_batch: wanted at least 1"):
+        RolloutLoader(filled, tokens_per_batch=0)

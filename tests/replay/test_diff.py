@@ -1,0 +1,98 @@
+"""Two runs side by side, from what is recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from rollstore.replay import by_draw, diff
+from rollstore.schema import Rollout
+
+Record = Callable[..., Rollout]
+
+
+def moved(rollout: Rollout, *positions: int, **fields: Any) -> Rollout:
+    """The rollout with other tokens at some positions."""
+    tokens = rollout.tokens.copy()
+    tokens[list(positions)] = (tokens[list(positions)] + 1) % 200
+    return replace(rollout, tokens=tokens, **fields)
+
+
+@pytest.fixture
+def run(record: Record) -> list[Rollout]:
+    return [record(rollout_id=f"r{index}", sample=index, turns=1, reward=float(index % 2)) for index in range(4)]
+
+
+def test_the_same_run_differs_nowhere(run: list[Rollout]) -> None:
+    found = diff(run, run)
+    assert (found.matched, found.changed, found.share_changed) == (4, 0, 0.0)
+    assert (found.decisions, found.flipped_first, found.flipped_all, found.earliest) == (32, 0, 0, None)
+    assert found.flips == ()
+
+
+def test_flips_are_counted_up_to_the_first_difference_and_in_all(run: list[Rollout]) -> None:
+    other = [moved(run[0], 5, 6, 9), run[1], moved(run[2], 4), run[3]]
+    found = diff(run, other)
+    assert (found.changed, found.share_changed) == (2, 0.5)
+    assert (found.flipped_first, found.flipped_all) == (2, 4)
+    assert found.earliest == 4
+    assert [(flip.a, flip.flipped) for flip in found.flips] == [("r0", 3), ("r2", 1)]
+    first = found.flips[0].comparison.first
+    assert first is not None
+    assert (first.position, first.token_a) == (5, int(run[0].tokens[5]))
+
+
+def test_a_changed_observation_is_no_flipped_decision(run: list[Rollout]) -> None:
+    found = diff(run[0], moved(run[0], 1))
+    assert (found.changed, found.flipped_first, found.flipped_all) == (1, 0, 0)
+    assert found.flips[0].comparison.verdict == "different_input"
+
+
+def test_rewards_say_which_way_a_flip_went(run: list[Rollout]) -> None:
+    other = [
+        moved(run[0], 5, reward=1.0),
+        moved(run[1], 5, reward=0.0),
+        moved(run[2], 5),
+        moved(run[3], 5, reward=None),
+    ]
+    assert [flip.outcome for flip in diff(run, other).flips] == ["better", "worse", "neither", "unknown"]
+
+
+def test_rollouts_of_one_side_only_are_named(run: list[Rollout]) -> None:
+    found = diff(run[:3], run[1:])
+    assert (found.matched, found.only_a, found.only_b) == (2, ("r0",), ("r3",))
+
+
+def test_two_runs_match_by_draw_where_their_ids_differ(run: list[Rollout]) -> None:
+    renamed = [replace(one, rollout_id=f"other-{one.rollout_id}") for one in run]
+    assert diff(run, renamed).matched == 0
+    assert diff(run, renamed).share_changed is None
+    assert diff(run, renamed, match=by_draw).matched == 4
+
+
+def test_two_single_rollouts_are_compared_whatever_they_are_called(run: list[Rollout]) -> None:
+    assert diff(run[0], replace(run[0], rollout_id="other")).matched == 1
+
+
+def test_one_run_is_picked_out_of_many(run: list[Rollout]) -> None:
+    both = [replace(one, run_id="a") for one in run] + [moved(one, 5, run_id="b") for one in run]
+    found = diff(both, both, run_a="a", run_b="b")
+    assert (found.matched, found.changed) == (4, 4)
+
+
+def test_a_row_stored_twice_counts_once_and_two_contents_are_refused(run: list[Rollout]) -> None:
+    assert diff([run[0], run[0]], run).matched == 1
+    with pytest.raises(ValueError, match="a: wanted one segment a match, got 'r0' and 'r0'"):
+        diff([run[0], moved(run[0], 5)], run)
+
+
+def test_a_report_tells_the_counts_and_is_plain_data(run: list[Rollout]) -> None:
+    found = diff(run, [moved(one, 5) for one in run])
+    lines = found.lines(most=1)
+    assert lines[0] == "4 of 4 segments changed (100.0%); only in a 0, only in b 0"
+    assert lines[-1] == "and 3 more"
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["flips"][0]["a"] == "r0"

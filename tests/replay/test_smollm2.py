@@ -1,0 +1,63 @@
+"""The keyed sampler and replay on the real model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from keyed_records import Memory, joined_heads, known
+
+from examples import smollm2
+from rollstore.replay import replay
+from rollstore.replay.samplers.transformers import generate
+from rollstore.schema import Rollout, Sampler, Span
+
+pytestmark = pytest.mark.model
+QUESTIONS = ["What is 12 + 30?", "What is 7 times 6, and why do you think so?"]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    return smollm2.load()
+
+
+def test_tokens_drawn_in_one_batch_are_drawn_again_alone(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for text in QUESTIONS
+    ]
+    turns = generate(
+        model,
+        prompts,
+        keys=42,
+        samples=[0, 1],
+        sampler=Sampler(temperature=0.8, top_k=50, top_p=0.95),
+        max_new_tokens=6,
+        head_size=8,
+        stop_token_ids=[tokenizer.eos_token_id],
+    )
+    for prompt, turn in zip(prompts, turns, strict=True):
+        rollout = Rollout(
+            rollout_id="r",
+            tokens=np.array([*prompt, *turn.tokens], dtype=np.int32),
+            action_mask=np.arange(len(prompt) + len(turn.tokens)) >= len(prompt),
+            logprobs=known(turn.logprobs),
+            logprob_kind="behavior",
+            head_kind="behavior",
+            heads=joined_heads([turn]),
+            spans=[
+                Span(start=0, length=len(prompt), is_action=False, role="user"),
+                Span(start=len(prompt), length=len(turn.tokens), is_action=True, sampler=0),
+            ],
+            samplers=[turn.sampler],
+            replay_key=turn.key,
+            replay_sample=turn.sample,
+            noise=turn.noise,
+        )
+        found = replay(Memory(rollout), "r", model)
+        assert found.identical
+        assert found.segments[0].max_logprob_difference < 1e-3  # type: ignore[operator]

@@ -1,0 +1,77 @@
+"""The id index: a help that is built, kept, merged, thrown away, and never believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import rollout
+
+from rollstore.store import index
+from rollstore.store.index import Segment
+from rollstore.store.store import Store
+from rollstore.store.store import open as open_store
+
+
+@pytest.fixture(autouse=True)
+def _small_segments_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "_WORTH_KEEPING", 1)
+
+
+def files(store: Store) -> list[Path]:
+    return sorted(path for path in (Path(store.path) / "cache").iterdir() if path.suffix == ".index")
+
+
+def test_segments_are_kept_and_a_new_process_uses_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        store.append("rollouts", [rollout(f"r{number}")])
+    assert store.get("r3")
+    assert len(files(store)) == 1
+    fresh = open_store(store.path)
+    monkeypatch.setattr(index, "_segment", None)  # nothing may be built again
+    assert fresh.get("r3")[0].rollout_id == "r3"
+
+
+def test_new_parts_are_covered_as_they_come_and_segments_stay_few(store: Store) -> None:
+    for number in range(40):
+        store.append("rollouts", [rollout(f"r{number}")])
+        assert store.get(f"r{number}")
+    assert len(files(store)) <= 6
+    fresh = open_store(store.path)
+    assert all(fresh.get(f"r{number}")[0].rollout_id == f"r{number}" for number in range(40))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
+def test_a_damaged_segment_is_thrown_away_and_built_again(store: Store, damage: str) -> None:
+    store.append("rollouts", [rollout("a"), rollout("b")])
+    store.get("a")
+    (file,) = files(store)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes({"flip": bytes(data), "cut": bytes(data[:-9]), "empty": b"", "foreign": b"x" * 100}[damage])
+    fresh = open_store(store.path)
+    assert fresh.get("b")[0].rollout_id == "b"
+    assert fresh.get("b")[0].tokens.tolist() == rollout("b").tokens.tolist()
+    assert file not in files(store)
+
+
+def test_ids_with_one_hash_are_told_apart_by_the_rows_themselves(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index.xxhash, "xxh3_64_intdigest", lambda data: 7)
+    store.append("rollouts", [rollout("a"), rollout("b")])
+    store.append("rollouts", [rollout("c")])
+    for name in "abc":
+        assert [found.rollout_id for found in store.get(name)] == [name]
+    with pytest.raises(KeyError):
+        store.get("d")
+
+
+def test_a_compaction_leaves_the_index_right(store: Store) -> None:
+    for number in range(6):
+        store.append("rollouts", [rollout(f"r{number}")])
+    store.get("r0")
+    store.compact()
+    assert [store.get(f"r{n}")[0].rollout_id for n in range(6)] == [f"r{n}" for n in range(6)]
+    live = {part.name for part in store.parts("rollouts")}
+    covered = {name for segment in index._load(store.filesystem) for name in segment.parts}
+    assert live <= covered
+    assert all(isinstance(segment, Segment) for segment in index._load(store.filesystem))
