@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
-from rollstore.losses.inputs import Inputs, inputs, log_anchor, log_behavior, signal_metrics
+from rollstore.losses.inputs import Inputs, inputs, log_anchor, log_behavior, policy_needs, signal_metrics
 from rollstore.losses.ratios import EXPONENT, Corrections, Metrics, at_level, correct, exp
 from rollstore.losses.reducers import Reducer, fixed_length, sequence_mean, token_mean
 from rollstore.losses.units import Unit
@@ -28,7 +28,8 @@ def reinforce(
     batch: TokenBatch, logprobs: Tensor, *, correction: Corrections | None = None, reduce: Reducer = token_mean
 ) -> Loss:
     """-E[ sg(w) A log p ] (Williams 1992). A correction's ratio is p/q unless it says otherwise. logprobs [A]."""
-    given = inputs(batch, logprobs, behavior=correction is not None)
+    needs = policy_needs(None, correction, "live")
+    given = inputs(batch, logprobs, behavior=correction is not None, needs=needs)
     done = correct(correction, batch, given.logprobs, given.active, default="live")
     terms = -done.weight * given.advantages * given.logprobs
     return _reduced(batch, given, terms, done.stays, reduce, done.metrics)
@@ -50,8 +51,9 @@ def ppo_clip(
     The correction c(w) and the clip of r are separate controls, not a clip of their product. dual: for A < 0 the
     bracket is at least dual * A (Ye et al. 2020, arXiv 1912.09729); TRL's `delta`. anchor="behavior": r = p/q.
     """
-    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior")
-    log_ratio = given.logprobs - log_anchor(batch, given, anchor, correction)
+    needs = policy_needs(anchor, correction, "anchor")
+    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior", needs=needs)
+    log_ratio = given.logprobs - log_anchor(batch, given, anchor)
     ratio, advantages = exp(log_ratio, exponent), given.advantages
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
@@ -109,8 +111,9 @@ def gspo(
     The token form: each action carries sg(s) p/sg(p), so per-action corrections act per action, and with
     one advantage a sequence and `sequence_mean` value and gradient are those of the sequence form.
     """
-    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior")
-    log_ratio = given.logprobs - log_anchor(batch, given, anchor, correction)
+    needs = policy_needs(anchor, correction, "anchor")
+    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior", needs=needs)
+    log_ratio = given.logprobs - log_anchor(batch, given, anchor)
     mean = at_level(log_ratio.detach(), batch, given.active, level="geometric", unit=unit)
     ratio = exp(mean + (log_ratio - log_ratio.detach()))
     advantages = given.advantages
@@ -133,8 +136,9 @@ def cispo(
 
     `bounds` are of the ratio itself: verl's (0.2, 0.28) is (0.8, 1.28) here, TRL's epsilon_high=5 is (0, 5).
     """
-    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior")
-    log_ratio = given.logprobs.detach() - log_anchor(batch, given, anchor, correction)
+    needs = policy_needs(anchor, correction, "anchor")
+    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior", needs=needs)
+    log_ratio = given.logprobs.detach() - log_anchor(batch, given, anchor)
     weight = exp(log_ratio).clamp(*bounds)
     done = correct(correction, batch, given.logprobs, given.active, default="anchor")
     metrics = done.metrics | _ratio_metrics(log_ratio, given, (1 - bounds[0], bounds[1] - 1), given.advantages)

@@ -187,7 +187,7 @@ def correct(
     """The weight of each action. logprobs [A]: the live trainer; active [A]: actions whose ratio exists."""
     weight, kept = torch.ones_like(logprobs.detach()), torch.ones_like(active)
     stays, metrics = torch.ones_like(active), Metrics()
-    for part in _each(correction):
+    for part in each(correction):
         log_ratio = correction_log_ratio(part, batch, logprobs, active, default=default)
         value = _statistic(log_ratio, part.statistic)
         value = at_level(value, batch, active, level=part.level, unit=part.unit)
@@ -215,7 +215,8 @@ def correction_log_ratio(
     return torch.where(active, above, 0) - torch.where(active, below, 0)
 
 
-def _each(correction: Corrections | None) -> Sequence[Correction]:
+def each(correction: Corrections | None) -> Sequence[Correction]:
+    """None, one, or several, as a sequence."""
     if correction is None:
         return ()
     return (correction,) if isinstance(correction, Correction) else correction

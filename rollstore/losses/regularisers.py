@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
-from rollstore.errors import UnsupportedRecordError
-from rollstore.losses.inputs import inputs
+from rollstore.losses.inputs import inputs, needed
 from rollstore.losses.ratios import Metrics, exp
 from rollstore.losses.reducers import Reducer, token_mean
 
@@ -30,16 +29,15 @@ def reference_kl(
     All estimate KL(p || ref) on samples of p; only k2's gradient does. gradient: the estimator that the gradient is
     taken of, the value staying that of `estimator`.
     """
-    if batch.reference_logprobs is None:
-        raise UnsupportedRecordError("batch.reference_logprobs is not set")
-    given = inputs(batch, logprobs, behavior=False, advantages=False)
-    x = given.logprobs - torch.where(given.possible, batch.reference_logprobs.to(given.logprobs.dtype), 0)
+    given = inputs(batch, logprobs, behavior=False, needs=("reference_logprobs",))
+    reference = needed(batch, "reference_logprobs").to(given.logprobs.dtype)
+    x = given.logprobs - torch.where(given.possible, reference, 0)
     terms = _estimate(x, estimator)
     if gradient is not None:
         slope = _estimate(x, gradient)
         terms = terms.detach() + (slope - slope.detach())
     term = reduce(torch.where(given.possible, terms, 0), batch, given.weights)
-    return beta * term, {"reference_kl": term.detach()}
+    return beta * term, {"reference_kl": term.detach(), **given.metrics}
 
 
 def _estimate(x: Tensor, estimator: Estimator) -> Tensor:
@@ -56,9 +54,9 @@ def entropy_bonus(
     batch: TokenBatch, entropies: Tensor, *, beta: float, reduce: Reducer = token_mean
 ) -> tuple[Tensor, Metrics]:
     """-beta E[H(p)]: a reward for entropy. entropies [A]: the trainer's, in nats, with gradient."""
-    given = inputs(batch, entropies, behavior=False, advantages=False)
+    given = inputs(batch, entropies, behavior=False, needs=())
     term = reduce(given.logprobs, batch, given.weights)
-    return -beta * term, {"entropy": term.detach()}
+    return -beta * term, {"entropy": term.detach(), **given.metrics}
 
 
 def value_clip(
@@ -68,12 +66,10 @@ def value_clip(
 
     values [A]: the critic's, with gradient. Needs `batch.values` (V_old) and `batch.returns` (R).
     """
-    if batch.values is None or batch.returns is None:
-        raise UnsupportedRecordError("batch.values and batch.returns are needed: compute them, as with gae(batch)")
-    given = inputs(batch, values, behavior=False, advantages=False)
+    given = inputs(batch, values, behavior=False, needs=("values", "returns"))
     new, dtype = given.logprobs, given.logprobs.dtype
-    old = torch.where(given.active, batch.values.to(dtype), 0)
-    target = torch.where(given.active, batch.returns.to(dtype), 0)
+    old = torch.where(given.active, needed(batch, "values").to(dtype), 0)
+    target = torch.where(given.active, needed(batch, "returns").to(dtype), 0)
     errors = (new - target).square()
     metrics: Metrics = {}
     if clip is not None:
@@ -81,4 +77,4 @@ def value_clip(
         metrics["value/clipped"] = (given.active & (clipped > errors)).sum()
         errors = torch.maximum(errors, clipped)
     term = reduce(errors, batch, given.weights) / 2
-    return term, {"value_loss": term.detach(), **metrics}
+    return term, {"value_loss": term.detach(), **given.metrics, **metrics}

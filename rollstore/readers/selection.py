@@ -73,7 +73,7 @@ def select(snapshot: Snapshot, reader: Reader, where: pc.Expression | None, whol
         rollouts=_sums(new_rollout.astype(np.int64), starts),
         names=rows["rollout_id"].combine_chunks().take(pa.array(order[starts])),
         snapshot=everything,
-        digest=xxhash.xxh3_128_hexdigest(everything.encode() + kept.tobytes() + owner.tobytes()),
+        digest=xxhash.xxh3_128_hexdigest(everything.encode() + owner.tobytes()),
     )
 
 

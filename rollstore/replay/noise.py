@@ -35,7 +35,7 @@ HALF_BITS = 0x3F000000
 MANTISSA = 0x007FFFFF
 WORD_SCALE = 2.0**-32
 
-_MASK = 0xFFFFFFFF
+MASK = 0xFFFFFFFF
 _COUNTERS_AT_ONCE = 12_288  # keeps the scratch arrays of numpy in the second-level cache
 
 
@@ -66,7 +66,7 @@ def gumbel_at(
 
     `tokens` is integer [n, k]; returns float32 [n, k]. After a top-k filter this is all the noise a draw needs.
     """
-    rows = _rows(key, sample, positions, segment)
+    rows = rows_of(key, sample, positions, segment)
     ids = np.asarray(tokens)
     if ids.ndim != 2 or len(ids) != len(rows[0]):
         raise ValueError(f"tokens: wanted shape [{len(rows[0])}, k], one row for each position, got {list(ids.shape)}")
@@ -88,14 +88,11 @@ def gumbel_torch(
 ) -> torch.Tensor:
     """`gumbel` computed by torch on `device` (default: the CPU), equal to numpy's to the last bit.
 
-    Returns a float32 tensor [n, vocab_size]. It runs eagerly also inside a compiled function: a compiler for GPUs would
-    fuse multiplications with additions and change the last bits.
+    Returns a float32 tensor [n, vocab_size]. It runs eagerly also inside a compiled function.
     """
-    import torch
+    from rollstore.replay import noise_torch
 
-    # Asked for only while compiling: loading the compiler takes seconds.
-    draw: Any = torch.compiler.disable(_draw_torch) if torch.compiler.is_compiling() else _draw_torch
-    return draw(key, sample, positions, vocab_size, segment, torch.device(device or "cpu"))
+    return noise_torch.draw(key, sample, positions, vocab_size, segment, device)
 
 
 def philox4x32(counter: Sequence[Words], key: Sequence[Words]) -> tuple[NDArray[np.uint64], ...]:
@@ -108,7 +105,7 @@ def _philox(
     counter: Sequence[NDArray[np.uint64]], k0: NDArray[np.uint64], k1: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], ...]:
     m0, m1 = (np.array(multiplier, dtype=np.uint64) for multiplier in MULTIPLIERS)
-    mask, half = np.array(_MASK, dtype=np.uint64), np.array(32, dtype=np.uint64)
+    mask, half = np.array(MASK, dtype=np.uint64), np.array(32, dtype=np.uint64)
     c0, c1, c2, c3 = (word.copy() for word in counter)
     spare = np.empty_like(c0)
     for turn in range(ROUNDS):
@@ -132,8 +129,8 @@ def _philox(
 def _draw(
     key: Words, sample: Words, positions: Words, vocab_size: int, segment: Words, *, race: bool
 ) -> NDArray[np.float32]:
-    rows = _rows(key, sample, positions, segment)
-    n, width = len(rows[0]), _checked_vocab(vocab_size)
+    rows = rows_of(key, sample, positions, segment)
+    n, width = len(rows[0]), checked_vocab(vocab_size)
     out = np.empty((n, width), dtype=np.float32)
     blocks = -(-width // 4)
     high = max(1, _COUNTERS_AT_ONCE // blocks)  # rows in one piece
@@ -215,57 +212,7 @@ def _log(
     return out
 
 
-def _draw_torch(
-    key: Words,
-    sample: Words,
-    positions: Words | torch.Tensor,
-    vocab_size: int,
-    segment: Words,
-    device: torch.device,
-) -> torch.Tensor:
-    import torch
-
-    if isinstance(positions, torch.Tensor):
-        positions = positions.cpu().numpy()
-    # Below 2^32 every word fits an int64, whose multiplication wraps and whose high half comes back by shift and mask.
-    position, sample_, segment_, k0, k1 = (
-        torch.from_numpy(column.view(np.int64)).to(device)[:, None] for column in _rows(key, sample, positions, segment)
-    )
-    width = _checked_vocab(vocab_size)
-    block = torch.arange(-(-width // 4), dtype=torch.int64, device=device)[None]
-    c0, c1, c2, c3 = torch.broadcast_tensors(block, position, sample_, segment_)
-    for turn in range(ROUNDS):
-        if turn:
-            k0 = (k0 + KEY_STEPS[0]) & _MASK
-            k1 = (k1 + KEY_STEPS[1]) & _MASK
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK
-        c2, c3 = ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
-    words = torch.stack((c0, c1, c2, c3), dim=-1).flatten(1)[:, :width]
-    sign = -(words >> 31)
-    near = ((words ^ sign) & 0x7FFFFFFF).to(torch.float32)
-    near = (near + 0.5) * WORD_SCALE
-    bits = near.view(torch.int32)
-    folded = sign.to(torch.int32) != 0
-    mantissa = ((bits & MANTISSA) | HALF_BITS).view(torch.float32)
-    gap = torch.where(folded, 1.0 - mantissa, near)
-    count = torch.where(folded, 126 - (bits >> 23), 0).to(torch.float32)
-    race = _log_torch(gap / (2.0 - gap), count * LN2)
-    bits = race.view(torch.int32)
-    exponent = (bits - ROOT_HALF_BITS) >> 23
-    mantissa = (bits - (exponent << 23)).view(torch.float32)
-    return _log_torch((1.0 - mantissa) / (mantissa + 1.0), exponent.to(torch.float32) * -LN2)
-
-
-def _log_torch(t: torch.Tensor, scaled_count: torch.Tensor) -> torch.Tensor:
-    square = t * t
-    out = square * COEFFICIENTS[4]
-    for coefficient in COEFFICIENTS[3:0:-1]:
-        out = (out + coefficient) * square
-    return (out + COEFFICIENTS[0]) * t + scaled_count
-
-
-def _rows(key: Words, sample: Words, positions: Words, segment: Words) -> tuple[NDArray[np.uint64], ...]:
+def rows_of(key: Words, sample: Words, positions: Words, segment: Words) -> tuple[NDArray[np.uint64], ...]:
     """(position, sample, segment, low key word, high key word), each uint64 [n]."""
     position = np.atleast_1d(_checked("positions", positions, 31))
     key_ = _checked("key", key, 64)
@@ -273,7 +220,7 @@ def _rows(key: Words, sample: Words, positions: Words, segment: Words) -> tuple[
     for name, column in (("key", key_), ("sample", sample_), ("segment", segment_)):
         if column.ndim and column.shape != position.shape:
             raise ValueError(f"{name}: wanted one integer or {len(position)}, one for each position, got {len(column)}")
-    columns = (position, sample_, segment_, key_ & np.uint64(_MASK), key_ >> np.uint64(32))
+    columns = (position, sample_, segment_, key_ & np.uint64(MASK), key_ >> np.uint64(32))
     return tuple(np.array(np.broadcast_to(column, position.shape)) for column in columns)
 
 
@@ -293,7 +240,7 @@ def _within(array: NDArray[Any], bits: int) -> bool:
     return not array.size or (int(array.min()) >= 0 and int(array.max()) < 1 << bits)
 
 
-def _checked_vocab(vocab_size: int) -> int:
+def checked_vocab(vocab_size: int) -> int:
     if not 1 <= vocab_size < 1 << 31:
         raise ValueError(f"vocab_size: wanted 1 to 2^31 - 1, got {vocab_size!r}")
     return int(vocab_size)

@@ -7,6 +7,7 @@ one; segments of like size are merged, so there are few; the larger ones are kep
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -59,7 +60,7 @@ class Index:
 
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._segments: list[Segment] | None = None
         self._covered: set[str] = set()
         self._seen: list[str] | None = None
@@ -72,6 +73,8 @@ class Index:
 
         Raises CorruptionError where a part that may hold it cannot be read.
         """
+        if self._process != os.getpid():
+            self._lock, self._process = threading.Lock(), os.getpid()  # a thread of the parent may have held it
         with self._lock:
             if self._seen is not snapshot.names[TABLE]:
                 self._cover(snapshot)
@@ -116,12 +119,10 @@ class Index:
                 self._damaged[part.name] = (part, error)
         self._covered |= set(missing)
         self._segments.append(_segment(read))
-        self._merge(set(snapshot.names[TABLE]))
+        self._merge(self._segments, set(snapshot.names[TABLE]))
 
-    def _merge(self, live: set[str]) -> None:
+    def _merge(self, segments: list[Segment], live: set[str]) -> None:
         """Merge while a segment is not much larger than the next; then keep the large ones on disk."""
-        assert self._segments is not None
-        segments = self._segments
         segments.sort(key=lambda segment: -len(segment.hash))
         while len(segments) > 1 and len(segments[-2].hash) <= 2 * len(segments[-1].hash):
             small, large = segments.pop(), segments.pop()

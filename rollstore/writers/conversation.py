@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,7 +168,7 @@ def _observed(reply: Reply, start: int, role: str, turn: int) -> Iterator[Span]:
         )  # fmt: skip
 
     at = start
-    for place in sorted(reply.media):
+    for place in sorted(reply.media, key=lambda place: place.start):
         end = place.start + place.length
         if end <= start:
             continue  # a place in what an earlier turn brought
@@ -237,15 +237,21 @@ def _weights(replies: Sequence[Reply], counts: Sequence[int]) -> dict[str, Any]:
     source = next(word for word in ("read_at_completion", "start_end", "per_span") if word in sources)
     late = source == "read_at_completion"
     all_said = len(said) == len(replies)
-    oldest = [weights.oldest for weights in said if weights.oldest is not None]
-    newest = [weights.newest for weights in said if weights.newest is not None]
+    oldest = [weights.oldest for weights in said]
+    newest = [weights.newest for weights in said]
     versions = [None if reply.weights is None else reply.weights.versions for reply in replies]
     return {
         "weight_version_source": source,
         "weight_versions": None if late else _joined(versions, counts),
-        "weight_version_min": min(oldest) if not late and all_said and len(oldest) == len(said) else None,
-        "weight_version_max": max(newest, default=None),
+        "weight_version_min": _bound(min, oldest) if all_said and not late else None,
+        "weight_version_max": _bound(max, newest) if all_said else None,
     }
+
+
+def _bound(outermost: Callable[[list[int]], int], numbers: Sequence[int | None]) -> int | None:
+    """The oldest or newest of the versions; one that is not known could lie beyond."""
+    known = [number for number in numbers if number is not None]
+    return outermost(known) if len(known) == len(numbers) else None
 
 
 def _support(replies: Sequence[Reply]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from padded import HEAD, doubles, problem, variable
 from torch import Tensor
 
 from rollstore.batch import TokenBatch, select
+from rollstore.errors import UnsupportedRecordError
 from rollstore.losses import (
     cispo,
     dapo,
@@ -228,6 +229,40 @@ def test_overflow_impossible_and_missing_log_probs_stay_finite(name: str) -> Non
     loss, grad_x, grad_h = gradients(ALONE[name], batch, logprobs, at_head)
     assert bool(loss.isfinite())
     assert bool(grad_x.isfinite().all() & grad_h.isfinite().all())
+
+
+GAPS = {
+    "ppo": "anchor_logprobs",
+    "gspo": "anchor_logprobs",
+    "cispo": "advantages",
+    "reinforce": "advantages",
+    "reference_kl": "reference_logprobs",
+    "value_clip": "returns",
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_an_action_that_lacks_what_the_objective_needs_is_left_out_and_counted(name: str) -> None:
+    batch, logprobs, at_head = problem()
+    column, gap = GAPS[name], torch.arange(batch.actions) == 5
+    without = replace(batch, weights=torch.where(gap, 0, batch.weights))
+    loss, grad_x, _ = gradients(ALONE[name], without, logprobs, at_head)
+    holed = replace(batch, **{column: torch.where(gap, torch.nan, getattr(batch, column))})
+    again, again_x, _ = gradients(ALONE[name], holed, logprobs, at_head)
+    torch.testing.assert_close(again, loss)
+    torch.testing.assert_close(again_x, grad_x)
+    assert ALONE[name](holed, logprobs, at_head)[1][f"{column}/missing"] == 1
+    unset = replace(batch, **{column: None})
+    with pytest.raises(UnsupportedRecordError, match=f"batch.{column} is not set"):
+        ALONE[name](unset, logprobs, at_head)
+
+
+def test_an_unknown_anchor_and_a_correction_of_nothing_are_refused() -> None:
+    batch, logprobs, _ = problem()
+    with pytest.raises(ValueError, match="anchor: wanted 'recorded' or 'behavior', got 'old'"):
+        ppo_clip(batch, logprobs, anchor="old")
+    with pytest.raises(ValueError, match="there is nothing to correct"):
+        ppo_clip(batch, logprobs, anchor="behavior", correction=tis(2.0))
 
 
 def test_counts_of_what_an_objective_divides_by_leave_out_missing_log_probs() -> None:

@@ -14,13 +14,17 @@ from padded import Padded, doubles, line, one_head, variable
 from rollstore.batch import Heads, Kind, Transform
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses import (
+    dapo,
+    dr_grpo,
     group_mean,
+    gspo,
     logprobs_of_logits,
     mis,
     ppo_clip,
     reinforce,
     reinforce_zero,
     sampler_kl,
+    sao,
     score_centering,
     sequence_mean,
     td,
@@ -209,3 +213,35 @@ def test_group_mean_is_what_reinforce_zero_expects_of_a_group_of_answers() -> No
     pad = Padded([[1], [1], [1]])
     batch, _ = group_mean(pad.batch(rewards=doubles(1.0, 0.0, 0.5)))
     close(batch.advantages, torch.tensor([0.5, -0.5, 0.0]))
+
+
+@pytest.mark.parametrize("advantage", [1.0, -2.0])
+def test_sao_keeps_the_direct_ratio_only_inside_the_band_whatever_the_sign(advantage: float) -> None:
+    ratios = doubles(0.7, 0.8, 0.9, 1.1, 1.2000001, 1.3)
+    batch = line(6, behavior_logprobs=doubles(*[-1.0] * 6), advantages=doubles(*[advantage] * 6))
+    logprobs = variable(ratios.log() - 1)
+    loss, metrics = sao(batch, logprobs, clip=(0.2, 0.2))
+    loss.backward()
+    close(loss.item(), -advantage * 2.0 / 6)
+    close(logprobs.grad, -advantage * doubles(0, 0, 0.9, 1.1, 0, 0) / 6)
+    assert (metrics["rejected"], metrics["tokens"]) == (4, 6)
+
+
+def test_dapo_is_ppo_with_a_higher_upper_clip_and_dr_grpo_divides_by_a_constant_length() -> None:
+    pad = Padded([[1, 1, 1], [1, 0, 0]])
+    ratios = pad.flat([[1.3, 1.25, 0.7], [1.1, 0, 0]])
+    batch = pad.batch(anchor_logprobs=-torch.ones(4).double(), advantages=doubles(1, 1, -1, 2))
+    logprobs = ratios.log() - 1
+    close(dapo(batch, logprobs)[0].item(), -(1.28 + 1.25 - 0.8 + 2.2) / 4)
+    close(dr_grpo(batch, logprobs, length=10.0)[0].item(), -(1.2 + 1.2 - 0.8 + 2.2) / (2 * 10))
+
+
+def test_gspo_clips_the_root_of_the_product_and_shares_it_over_the_tokens() -> None:
+    pad = Padded([[1, 1], [1, 0]])
+    logprobs = variable(pad.flat([[0.3, -0.1], [0.5, 0]]) - 1)
+    batch = pad.batch(anchor_logprobs=-torch.ones(3).double(), advantages=doubles(2, 2, 1))
+    loss, _ = gspo(batch, logprobs, clip=(0.2, 0.2))
+    loss.backward()
+    root = doubles(0.1).exp().item()
+    close(loss.item(), -(2 * root + 1.2) / 2)
+    close(logprobs.grad, -doubles(root, root, 0) / 2)

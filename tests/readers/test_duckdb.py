@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -208,6 +209,49 @@ def test_actions_and_tokens_say_what_the_records_say(records: list[Rollout]) -> 
     assert plain(actions) == plain(wanted_actions)
     assert plain(tokens) == plain(wanted_tokens)
     assert counted == (len(wanted_actions), len(wanted_tokens))
+
+
+def test_an_action_has_the_turn_and_the_sampler_of_its_own_span(store: Store) -> None:
+    layout = [(2, False, 0, None), (1, True, 0, 1), (3, False, 1, None), (2, True, 1, 0), (1, True, 2, None)]
+    starts = np.cumsum([0, *(length for length, *_ in layout)]).tolist()
+    spans = tuple(
+        Span(
+            start=start,
+            length=length,
+            is_action=action,
+            turn=turn,
+            sampler=sampler,
+            logprob_kind="raw" if turn else None,
+        )
+        for start, (length, action, turn, sampler) in zip(starts, layout, strict=False)
+    )
+    mask = [action for length, action, *_ in layout for _ in range(length)]
+    samplers = (Sampler(temperature=0.5, top_k=5, top_p=0.9), Sampler(temperature=1.5, top_k=9, min_p=0.25))
+    both = rollout("both", tokens=9, prompt=5, action_mask=mask, spans=spans, samplers=samplers)
+    alone = rollout("one", tokens=9, prompt=5, action_mask=mask, spans=_without_sampler(spans), samplers=samplers[:1])
+    bare = rollout("bare", tokens=4, spans=None, samplers=samplers[1:])
+    write(store, both, alone, bare)
+    query = (
+        'SELECT "action", position, span, turn, logprob_kind, temperature, top_k, top_p, min_p FROM actions '
+        "WHERE rollout_id = '{}' ORDER BY 1"
+    )
+    with connect(store) as connection:
+        p = float(np.float32(0.9))
+        assert ask(connection, query.format("both")) == [
+            (0, 2, 1, 0, "behavior", 1.5, 9, None, 0.25),
+            (1, 6, 3, 1, "raw", 0.5, 5, p, None),
+            (2, 7, 3, 1, "raw", 0.5, 5, p, None),
+            (3, 8, 4, 2, "raw", None, None, None, None),
+        ]
+        assert {row[5:] for row in ask(connection, query.format("one"))} == {(0.5, 5, p, None)}
+        assert ask(connection, query.format("bare")) == [
+            (0, 2, None, None, "behavior", 1.5, 9, None, 0.25),
+            (1, 3, None, None, "behavior", 1.5, 9, None, 0.25),
+        ]
+
+
+def _without_sampler(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    return tuple(msgspec.structs.replace(span, sampler=None) for span in spans)
 
 
 @settings(max_examples=8, deadline=None)

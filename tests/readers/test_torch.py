@@ -380,6 +380,18 @@ def test_a_slice_loads_as_the_same_rows_written_afresh(store: Store, tmp_path: P
     assert torch.equal(tokens, fresh.tokens)
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_rows_of_many_files_come_in_the_order_asked(
+    filled: Store, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = list(RolloutLoader(filled, tokens_per_batch=70))
+    monkeypatch.setattr("rollstore.readers.rows._SLAB_BATCHES", 1)
+    monkeypatch.setattr("rollstore.readers.rows._OPEN", 1)
+    pieces = list(RolloutLoader(filled, tokens_per_batch=70, cache_bytes=cache_bytes))
+    assert ids(pieces) == ids(whole)
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(pieces, whole, strict=True))
+
+
 def test_a_damaged_part_is_refused(store: Store) -> None:
     write(store, *[rollout(f"r{n}") for n in range(20)])
     part = store.parts("rollouts")[0]

@@ -69,6 +69,13 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: Details | None = None
 
 
+class Placeholder(msgspec.Struct, frozen=True):
+    """Placeholder tokens of one medium in the prompt."""
+
+    offset: int
+    length: int
+
+
 class Body(msgspec.Struct, frozen=True):
     """A reply, or a part of a stream; fields that are not read here are left out."""
 
@@ -80,6 +87,7 @@ class Body(msgspec.Struct, frozen=True):
     system_fingerprint: str | None = None
     usage: Usage | None = None
     metadata: Metadata | None = None
+    mm_placeholders: dict[str, tuple[Placeholder, ...]] | None = None
 
 
 def decode(body: bytes | str | Mapping[str, Any]) -> Body:
@@ -103,7 +111,7 @@ def joined(chunks: Iterable[bytes | str | Mapping[str, Any]]) -> Body:
             choices.setdefault(choice.index, []).append(choice)
 
     whole = tuple(_whole(choices[index]) for index in sorted(choices))
-    once = ("id", "request_id", "model", "prompt_token_ids", "system_fingerprint")
+    once = ("id", "request_id", "model", "prompt_token_ids", "system_fingerprint", "mm_placeholders")
     return Body(
         choices=whole,
         usage=_said(reversed(parts), "usage"),

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
+from rollstore.schema import Engine, Flag, Known, Media, Rollout, Sampler
 from rollstore.writers.conversation import rollout
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
 from rollstore.writers.openai.body import Body, Choice, Logprobs, decode, token_id
 from rollstore.writers.reply import (
     Ints,
+    Place,
     Reply,
     aligned,
     biases,
@@ -151,6 +152,7 @@ def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Serve
         support=None if choice.sampling_mask is None else support(choice.sampling_mask, tokens),
         routing=None if choice.routed_experts is None else routing(_npy(choice.routed_experts), total),
         weights=_weights(body, choice, len(tokens), server, number),
+        media=_media(body),
         request_id=body.id or body.request_id,
         cached_tokens=None if details is None else details.cached_tokens,
         api_finish=choice.finish_reason,
@@ -193,6 +195,14 @@ def _weights(body: Body, choice: Choice, count: int, server: Server, number: Num
     if server.before is None:
         return at_completion(count, label, number=number)
     return by_ends(count, server.before, label, number=number)
+
+
+def _media(body: Body) -> tuple[Place, ...]:
+    return tuple(
+        Place(place.offset, place.length, Media(kind=kind, count=place.length, view="engine"))
+        for kind, places in (body.mm_placeholders or {}).items()
+        for place in places
+    )
 
 
 def _logprobs(said: Logprobs | None, tokens: Ints, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,228 @@
+"""llama.cpp: replies of the server's `/completion`, and what a sampler of one's own over the low-level API drew.
+
+Ask the server for `return_tokens` and `n_probs`. With `post_sampling_probs` the probability is that of the distribution
+that drew; the plain `logprob` is raw. The high-level API of llama-cpp-python keeps no ids, so nothing is read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rollstore.schema import Engine, Flag, Known, LogitBias, Rollout, Sampler
+from rollstore.schema.known import known
+from rollstore.writers.conversation import rollout
+from rollstore.writers.finish import ending
+from rollstore.writers.heads import entries, heads
+from rollstore.writers.reply import Ints, Reply, ids, nothing_drawn, words
+
+FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
+"""`stop_type` in the words of the others; `none` is a reply that has not ended."""
+
+RANDOM_SEED = 2**32 - 1
+"""What the server says where it took a seed of its own."""
+
+STEPS = ("temperature", "top_k", "top_p", "min_p")
+"""Steps of `samplers` that have a column; `penalties` has several, and does nothing in the chain's order here."""
+
+NEUTRAL = {
+    "typical_p": 1.0, "xtc_probability": 0.0, "top_n_sigma": -1.0, "dry_multiplier": 0.0, "mirostat": 0,
+    "dynatemp_range": 0.0,
+}  # fmt: skip
+"""Settings without a column, and the values at which they do nothing."""
+
+
+class Probability(msgspec.Struct, frozen=True):
+    """One listed token: `logprob`, or `prob` after sampling."""
+
+    id: int
+    logprob: float | None = None
+    prob: float | None = None
+    top_logprobs: tuple[Probability, ...] | None = None
+    top_probs: tuple[Probability, ...] | None = None
+
+    @property
+    def value(self) -> float | None:
+        """Its log-prob."""
+        if self.prob is None:
+            return self.logprob
+        with np.errstate(divide="ignore"):
+            return float(np.log(self.prob))
+
+
+class Timings(msgspec.Struct, frozen=True):
+    cache_n: int | None = None
+
+
+class Body(msgspec.Struct, frozen=True):
+    """What is read of a reply."""
+
+    tokens: tuple[int, ...] | None = None
+    completion_probabilities: tuple[Probability, ...] | None = None
+    generation_settings: dict[str, Any] | None = None
+    stop_type: str | None = None
+    stopping_word: str | None = None
+    tokens_evaluated: int | None = None
+    truncated: bool = False
+    model: str | None = None
+    timings: Timings | None = None
+
+
+def sampler(settings: Mapping[str, Any]) -> Sampler:
+    """`generation_settings` as a record. Whatever has no column stands in `grammar`: a trainer would have to apply it.
+
+    Under mirostat the filters are not applied, and the temperature of a dynamic range is not one number.
+    """
+    limits = {name: value for name, off in NEUTRAL.items() if (value := settings.get(name, off)) != off}
+    if settings.get("grammar"):
+        limits["grammar"] = settings["grammar"]
+    seed, most, top_k = settings.get("seed"), settings.get("n_predict"), settings.get("top_k")
+    chain = tuple(name for name in settings.get("samplers") or () if name in STEPS)
+    return Sampler(
+        temperature=None if "dynatemp_range" in limits else _positive(settings.get("temperature")),
+        top_p=settings.get("top_p"),
+        top_k=None if top_k is None else max(top_k, 0),
+        min_p=settings.get("min_p"),
+        repetition_penalty=settings.get("repeat_penalty"),
+        presence_penalty=settings.get("presence_penalty"),
+        frequency_penalty=settings.get("frequency_penalty"),
+        max_tokens=None if most is None or most < 0 else most,
+        seed=None if seed == RANDOM_SEED else seed,
+        logit_bias=tuple(LogitBias(**entry) for entry in settings.get("logit_bias") or ()) or None,
+        stop=words(settings.get("stop")),
+        grammar=msgspec.json.encode(limits).decode() if limits else None,
+        chain=chain or None,
+        applied="mirostat" not in limits,
+    )
+
+
+def _positive(temperature: float | None) -> float | None:
+    """A temperature of 0 or below is greedy."""
+    return None if temperature is None else max(temperature, 0.0)
+
+
+def reply(
+    body: bytes | str | Mapping[str, Any],
+    prompt: Any,
+    *,
+    context: int | None = None,
+    engine: Engine | None = None,
+) -> Reply:
+    """A reply of `/completion` to a prompt that was given as ids [P].
+
+    `context` is the most tokens that a slot holds. Raises ValueError without ids, where the server evaluated another
+    number of prompt tokens than it was given, and where log-probs are of other tokens.
+    """
+    whole = msgspec.json.decode(body, type=Body) if isinstance(body, bytes | str) else msgspec.convert(body, Body)
+    given = ids("prompt", prompt)
+    if whole.tokens is None:
+        raise ValueError('tokens: wanted the ids of the drawn tokens ("return_tokens": true), got none')
+    if whole.tokens_evaluated not in (None, len(given)):
+        raise ValueError(f"prompt: wanted the {whole.tokens_evaluated} tokens that were evaluated, got {len(given)}")
+    tokens = ids("tokens", whole.tokens)
+    settings = None if whole.generation_settings is None else sampler(whole.generation_settings)
+    finish = FINISHES.get(whole.stop_type or "")
+    outcome, reason = ending(
+        finish,
+        count=len(tokens),
+        prompt=len(given),
+        max_tokens=None if settings is None else settings.max_tokens,
+        context=context,
+        stop=whole.stopping_word if whole.stop_type == "word" else None,
+    )
+    flags: list[Flag] = []
+    if whole.truncated and reason == "unknown":
+        reason = "context_limit"
+    elif whole.truncated and reason != "context_limit":
+        flags.append(Flag(kind="context_shifted", column="tokens"))  # the model no longer saw all that stands before
+    size = (whole.generation_settings or {}).get("n_probs")
+    columns, more = _logprobs(whole, tokens, size)
+    return Reply(
+        prompt=given,
+        tokens=tokens,
+        sampler=settings,
+        cached_tokens=None if whole.timings is None else whole.timings.cache_n,
+        engine_finish=whole.stop_type,
+        ending=outcome,
+        ending_reason=reason,
+        flags=(*flags, *more),
+        row={"engine": engine or Engine(name="llama.cpp"), "policy": whole.model},
+        **columns,
+    )
+
+
+def _logprobs(body: Body, tokens: Ints, size: int | None) -> tuple[dict[str, Any], list[Flag]]:
+    listed = body.completion_probabilities
+    if not len(tokens):
+        return {"logprobs": nothing_drawn()}, []
+    if not listed:
+        return {}, []
+    said = np.array([place.id for place in listed], np.int64)
+    count = len(said)
+    # The server leaves out the tokens of a stop word, at the end, and every token that ends inside a character.
+    if count < len(tokens) and not (body.stop_type == "word" and (said == tokens[:count]).all()):
+        return {}, [Flag(kind="unplaced_logprobs", column="logprobs")]
+    if count > len(tokens) or (said != tokens[:count]).any():
+        raise ValueError(f"completion_probabilities: wanted those of the {len(tokens)} tokens, got {count} of others")
+    after = listed[0].prob is not None
+    kind = "behavior" if after else "raw"
+    values = known([place.value for place in listed] + [None] * (len(tokens) - count))
+    columns: dict[str, Any] = {"logprobs": values, "logprob_kind": kind}
+    tops: list[Sequence[Probability]] = [place.top_probs or place.top_logprobs or () for place in listed]
+    flat = [entry for top in tops for entry in top]
+    values_of = [float("nan") if entry.value is None else entry.value for entry in flat]
+    counts = [len(top) for top in tops] + [0] * (len(tokens) - count)
+    found, flags = heads(entries(counts, [entry.id for entry in flat], values_of), size=size, impossible=not after)
+    columns.update(heads=found, head_kind=None if found is None else kind)
+    return columns, flags
+
+
+def drawn(
+    prompt: Any,
+    tokens: Any,
+    *,
+    logprobs: Any = None,
+    kind: str | None = "behavior",
+    settings: Sampler | None = None,
+    finish: str | None = None,
+    context: int | None = None,
+    engine: Engine | None = None,
+    **columns: Any,
+) -> Reply:
+    """What a sampler of one's own drew over the low-level API: prompt [P], tokens [A], log-probs [A] of `kind`.
+
+    `finish` is `stop` or `length`; `columns` are further fields of a `Reply` (heads, entropies, ...).
+    """
+    given, own = ids("prompt", prompt), ids("tokens", tokens)
+    most = None if settings is None else settings.max_tokens
+    outcome, reason = ending(finish, count=len(own), prompt=len(given), max_tokens=most, context=context)
+    said: Known | None = None if logprobs is None else known(logprobs)
+    if said is not None and len(said) != len(own):
+        raise ValueError(f"logprobs: wanted {len(own)} entries, one for each drawn token, got {len(said)}")
+    return Reply(
+        prompt=given,
+        tokens=own,
+        sampler=settings,
+        logprobs=said,
+        logprob_kind=None if said is None else kind,
+        engine_finish=finish,
+        ending=outcome,
+        ending_reason=reason,
+        row={"engine": engine or Engine(name="llama.cpp")},
+        **columns,
+    )
+
+
+def rollouts(
+    body: bytes | str | Mapping[str, Any],
+    prompt: Any,
+    *,
+    context: int | None = None,
+    engine: Engine | None = None,
+    **fields: Any,
+) -> list[Rollout]:
+    """A reply of `/completion` as a rollout of one segment; `fields` are columns of the rollouts table."""
+    return [rollout(reply(body, prompt, context=context, engine=engine), **fields)]

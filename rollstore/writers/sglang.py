@@ -1,0 +1,284 @@
+"""SGLang: replies of `/generate` and of `Engine.generate`, as records.
+
+`output_token_logprobs` are `tempered`: after penalties and temperature, before top-k, top-p and min-p. A server with
+SGLANG_RETURN_ORIGINAL_LOGPROB=1 sends those before the temperature. Only `return_sampling_mask` brings the behavior
+log-prob, with the support that was kept. A seed is heeded only by a server with `--enable-deterministic-inference`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
+from rollstore.schema.known import known
+from rollstore.writers.conversation import rollout
+from rollstore.writers.finish import ending
+from rollstore.writers.heads import entries, heads
+from rollstore.writers.reply import (
+    Ints,
+    Reply,
+    Routing,
+    aligned,
+    biases,
+    greedy_kind,
+    ids,
+    nothing_drawn,
+    routing,
+    shaped,
+    support,
+    words,
+)
+from rollstore.writers.uuid7 import uuid7
+from rollstore.writers.weights import Number, Weights, at_completion, by_spans, version_number
+
+UNSET_SEED = 42
+"""What a deterministic server takes where a request names no seed."""
+
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params")
+"""Settings that take tokens away, or let code of the user's own do so."""
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """`finish_reason`: stop (matched), length, abort."""
+
+    type: str | None = None
+    matched: int | str | list[int] | None = None
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Output tokens start, ..., end - 1 under one weight label."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """`meta_info`; what is listed of a token is (log-prob, id, text)."""
+
+    id: str | None = None
+    finish_reason: Finish | None = None
+    output_token_logprobs: tuple[tuple[Any, ...], ...] | None = None
+    output_top_logprobs: tuple[tuple[tuple[Any, ...], ...] | None, ...] | None = None
+    output_token_sampling_logprobs: tuple[float | None, ...] | None = None
+    output_token_sampling_mask: tuple[tuple[int, ...] | None, ...] | None = None
+    weight_version: str | None = None
+    weight_versions: tuple[Span, ...] | None = None
+    cached_tokens: int | None = None
+    num_retractions: int | None = None
+    routed_experts: str | None = None
+
+
+class Body(msgspec.Struct, frozen=True):
+    """One output."""
+
+    meta_info: Meta
+    output_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """What a caller knows of a server and no reply says.
+
+    original_logprobs: SGLANG_RETURN_ORIGINAL_LOGPROB is set. deterministic: --enable-deterministic-inference; None
+    where it is not known. defaults: sampling parameters that the server fills in. context: most tokens it holds.
+    routed: (layers, k) of its experts, which the reply leaves out.
+    """
+
+    original_logprobs: bool = False
+    deterministic: bool | None = None
+    engine: Engine = Engine(name="sglang")  # noqa: RUF009  frozen, so one may serve all
+    policy: str | None = None
+    defaults: Mapping[str, Any] | None = None
+    context: int | None = None
+    routed: tuple[int, int] | None = None
+
+
+def sampler(params: Mapping[str, Any], server: Server) -> Sampler:
+    """`sampling_params`, or the server's defaults where they are silent; what neither says is null.
+
+    A seed that is not heeded, or perhaps not, stands in `extra` as `sampling_seed`, and not as the seed.
+    """
+    asked = {**(server.defaults or {}), **params}
+    seed, extra = asked.get("sampling_seed"), dict[str, str]()
+    if server.deterministic:
+        seed = UNSET_SEED if seed is None else seed
+    if seed is not None and (not server.deterministic or (asked.get("n") or 1) > 1 or not 0 <= seed < 2**64):
+        extra["sampling_seed"], seed = str(seed), None
+        extra["sampling_seed_heeded"] = {None: "unknown", False: "false", True: "true"}[server.deterministic]
+    limits = {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
+    top_k = asked.get("top_k")
+    return Sampler(
+        temperature=asked.get("temperature"),
+        top_p=asked.get("top_p"),
+        top_k=None if top_k is None else max(top_k, 0),
+        min_p=asked.get("min_p"),
+        repetition_penalty=asked.get("repetition_penalty"),
+        presence_penalty=asked.get("presence_penalty"),
+        frequency_penalty=asked.get("frequency_penalty"),
+        max_tokens=asked.get("max_new_tokens"),
+        min_tokens=asked.get("min_new_tokens"),
+        seed=seed,
+        logit_bias=biases(asked.get("logit_bias")),
+        stop=words(asked.get("stop")),
+        stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
+        grammar=msgspec.json.encode(limits).decode() if limits else None,
+        extra=extra or None,
+    )
+
+
+def replies(
+    reply: bytes | str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    request: Mapping[str, Any],
+    *,
+    server: Server | None = None,
+    number: Number = version_number,
+    cache_state: str = "unknown",
+) -> list[Reply]:
+    """The outputs of a reply to a `request` (its JSON). Of a stream, the last event is the reply.
+
+    The prompt is the request's `input_ids`, or what the server says of it. `cache_state` is what became of the KV
+    cache when the weights changed under a request: `recomputed` after a pause in mode retract, `retained` after one in
+    mode in_place. Raises ValueError where ids are missing or lengths differ.
+    """
+    known_server = server or Server()
+    loaded: Any = msgspec.json.decode(reply) if isinstance(reply, bytes | str) else reply
+    several = [loaded] if isinstance(loaded, Mapping) else list(loaded)
+    group = uuid7()
+    return [
+        _reply(msgspec.convert(one, Body), n, len(several), request, known_server, number, cache_state, group)
+        for n, one in enumerate(several)
+    ]
+
+
+def rollouts(
+    reply: bytes | str | Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    request: Mapping[str, Any],
+    *,
+    server: Server | None = None,
+    number: Number = version_number,
+    cache_state: str = "unknown",
+    **fields: Any,
+) -> list[Rollout]:
+    """The same as rollouts of one segment; `fields` are columns of the rollouts table."""
+    made = replies(reply, request, server=server, number=number, cache_state=cache_state)
+    return [rollout(one, **fields) for one in made]
+
+
+def _reply(
+    body: Body,
+    place: int,
+    outputs: int,
+    request: Mapping[str, Any],
+    server: Server,
+    number: Number,
+    cache_state: str,
+    group: str,
+) -> Reply:
+    meta, params = body.meta_info, request.get("sampling_params") or {}
+    several: Any = params if isinstance(params, Sequence) else [params] * outputs
+    samples = several[0].get("n") or 1
+    settings = sampler(several[place // samples if len(several) < outputs else place], server)
+    prompt = ids("input_ids", body.prompt_token_ids or _prompt(request, place // samples))
+    listed = meta.output_token_logprobs
+    drawn = body.output_ids if body.output_ids is not None or listed is None else [entry[1] for entry in listed]
+    tokens = ids("output_ids", drawn)
+    finish = meta.finish_reason or Finish()
+    outcome, reason = ending(
+        finish.type,
+        count=len(tokens),
+        prompt=len(prompt),
+        max_tokens=settings.max_tokens,
+        context=server.context,
+        stop=finish.matched,
+    )
+    row: dict[str, Any] = {"engine": server.engine, "policy": server.policy}
+    if samples > 1:
+        row.update(group_id=group, group_size=samples, sample_index=place % samples)
+    return Reply(
+        prompt=prompt,
+        tokens=tokens,
+        sampler=settings,
+        support=None if meta.output_token_sampling_mask is None else support(meta.output_token_sampling_mask, tokens),
+        routing=_routing(meta.routed_experts, server.routed, len(prompt) + len(tokens)),
+        weights=_weights(meta, len(tokens), number, cache_state),
+        request_id=meta.id,
+        cached_tokens=meta.cached_tokens,
+        preemptions=meta.num_retractions,
+        engine_finish=finish.type,
+        ending=outcome,
+        ending_reason=reason,
+        row=row,
+        **_logprobs(meta, tokens, settings, server, request.get("top_logprobs_num")),
+    )
+
+
+def _prompt(request: Mapping[str, Any], place: int) -> Any:
+    given = request.get("input_ids")
+    return given[place] if given and isinstance(given[0], Sequence) else given
+
+
+def _listed_kind(settings: Sampler, server: Server) -> str:
+    """Of `output_token_logprobs`. The original ones come after penalties, bias and grammar: raw only without those."""
+    if settings.temperature == 0:
+        return greedy_kind(settings)
+    if not server.original_logprobs:
+        return "tempered"
+    return "unknown" if shaped(settings) else "raw"
+
+
+def _logprobs(meta: Meta, tokens: Ints, settings: Sampler, server: Server, asked: Any) -> dict[str, Any]:
+    """The columns that come out of the listed log-probs."""
+    kind = _listed_kind(settings, server)
+    if not len(tokens):
+        return {"logprobs": nothing_drawn(), "logprob_kind": kind}
+    columns: dict[str, Any] = {}
+    flags: list[Flag] = []
+    if meta.output_token_sampling_logprobs is not None:
+        own = aligned("output_token_sampling_logprobs", meta.output_token_sampling_logprobs, tokens)
+        columns = {"logprobs": _known(own), "logprob_kind": "behavior"}
+    elif meta.output_token_logprobs is not None:
+        own = aligned("output_token_logprobs", meta.output_token_logprobs, tokens)
+        said = [entry[1] for entry in own]
+        if said != tokens.tolist():
+            wrong = next(n for n, token in enumerate(tokens.tolist()) if said[n] != token)
+            where = f"wanted one of token {tokens[wrong]} at place {wrong}, got one of token {said[wrong]}"
+            raise ValueError(f"output_token_logprobs: {where}")
+        columns = {"logprobs": _known([entry[0] for entry in own]), "logprob_kind": kind}
+    if meta.output_top_logprobs is not None:
+        places = [place or () for place in aligned("output_top_logprobs", meta.output_top_logprobs, tokens)]
+        flat = [entry for place in places for entry in place]
+        top = entries([len(place) for place in places], [entry[1] for entry in flat], [entry[0] for entry in flat])
+        found, flags = heads(top, size=asked if isinstance(asked, int) and asked > 0 else None)
+        columns.update(heads=found, head_kind=None if found is None else kind)
+    return {**columns, "flags": tuple(flags)}
+
+
+def _known(values: Sequence[float | None]) -> Known:
+    return known(list(values))
+
+
+def _weights(meta: Meta, count: int, number: Number, cache_state: str) -> Weights | None:
+    if meta.weight_versions is not None:
+        triples = [(span.version, span.start, span.end) for span in meta.weight_versions]
+        first = {None: None, 0: "fresh"}.get(meta.cached_tokens, "unknown")
+        return by_spans(count, triples, number=number, first_cache=first, later_cache=cache_state)
+    # Alone, this is the server's version when the reply was made, and not that of the tokens.
+    return None if meta.weight_version is None else at_completion(count, meta.weight_version, number=number)
+
+
+def _routing(text: str | None, shape: tuple[int, int] | None, tokens: int) -> Routing | None:
+    """Base64 of int32 ids without their shape, which is the caller's to know."""
+    if text is None or shape is None:
+        return None
+    flat = np.frombuffer(base64.b64decode(text, validate=True), np.int32)
+    if flat.size % (shape[0] * shape[1]):
+        raise ValueError(f"routed_experts: wanted rows of {shape[0]} layers x {shape[1]} experts, got {flat.size} ids")
+    return routing(flat.reshape(-1, *shape), tokens)
