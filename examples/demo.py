@@ -1,6 +1,6 @@
 """The main job on a real model: record, query, train, record again, replay by id. `make demo` runs it.
 
-    python -m examples.demo [STORE]      # default: runs/demo, begun anew each time
+python -m examples.demo [STORE]      # default: runs/demo, begun anew each time
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def main(path: Path) -> int:
 
         first = collect(store, model, tokenizer, TASKS, step=0, progress=progress)
         metrics = train(store, model, step=0, progress=progress)
-        second = collect(store, model, tokenizer, TASKS, step=1, progress=lambda _, d, n: progress("rollouts, step 1", d, n))
+        second = collect(
+            store, model, tokenizer, TASKS, step=1, progress=lambda _, d, n: progress("rollouts, step 1", d, n)
+        )
     console.print(
         f"\nOne GRPO step: loss {metrics['loss']:.5f}, gradient norm {metrics['gradient_norm']:.3f}. "
         f"{len(first)} + {len(second)} rollouts in {path}.\n"
@@ -84,7 +86,7 @@ def main(path: Path) -> int:
 
 def report_replays(store: rollstore.Store, new_model: Any, ids: list[str], began: float) -> int:
     """Replay one rollout by id under the weights that made it, then under the new ones."""
-    old_model, tokenizer = smollm2.load()
+    old_model, _ = smollm2.load()
     chosen = ids[0]
     same = replay(store, chosen, old_model)
     console.print(f"\nReplay of {chosen} from its checkpoint, sample and key:")

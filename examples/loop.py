@@ -160,9 +160,9 @@ def train(
 ) -> dict[str, float]:
     """One GRPO step over the rollouts of one step, read from the store; returns what the loss reports.
 
-    Advantages are z-scores within a group, the objective PPO's clip with truncated importance sampling, the mean is over
-    the actions of the whole step whatever the packing. The trainer scores each action under its recorded temperature and
-    filters, and says so to the loss, which would refuse otherwise.
+    Advantages are z-scores within a group, the objective is PPO's clip with truncated importance sampling, the mean is
+    over the actions of the whole step whatever the packing. The trainer scores each action under its recorded
+    temperature and filters, and says so to the loss, which would refuse otherwise.
     """
     loader = RolloutLoader(
         store, tokens_per_batch=tokens_per_batch, whole_groups=True, where=pc.field("step") == step, heads=False

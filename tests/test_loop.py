@@ -1,9 +1,8 @@
-"""The demo's whole loop on a tiny randomly initialised transformer: record, query, train, record again, replay by id."""
+"""The demo's whole loop on a tiny random transformer: record, query, train, record again, replay by id."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"]
+    )
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
@@ -83,7 +84,9 @@ def test_every_rollout_of_both_steps_is_recorded_and_sound(loop: Loop) -> None:
 
 def test_the_recorded_log_probs_are_those_of_the_distribution_before_the_noise(loop: Loop) -> None:
     row = loop.store.get("arithmetic/0/7+5/1", segment=0)
-    logits = loop.before(torch.tensor([row.tokens.tolist()])).logits[0, np.flatnonzero(row.action_mask) - 1].detach() / 0.8
+    logits = (
+        loop.before(torch.tensor([row.tokens.tolist()])).logits[0, np.flatnonzero(row.action_mask) - 1].detach() / 0.8
+    )
     kept = torch.topk(logits, 50).indices
     filtered = torch.full_like(logits, -torch.inf).scatter(1, kept, logits.gather(1, kept)).log_softmax(-1)
     probabilities, order = filtered.exp().sort(descending=True, stable=True)

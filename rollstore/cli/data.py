@@ -25,9 +25,7 @@ def init(
 
     try:
         store, created = open_store(path), False
-    except StoreError as error:
-        if type(error) is not StoreError:  # a newer version is no reason to make one
-            raise
+    except StoreError:
         store, created = open_store(path, create=True), True
     if as_json:
         console.emit(document({"path": store.path, "store_id": store.store_id, "created": created}))

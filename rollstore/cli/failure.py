@@ -58,12 +58,6 @@ class Commands(TyperGroup):
             sys.exit(status)
         return status
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:  # typer would exit with 1, which means a failed check here
-            raise typer.Exit(PIPE_CLOSED) from error
-
 
 def _warn(message: Warning | str, *_: Any) -> None:
     _say(f"warning: {message}")

@@ -20,6 +20,7 @@ from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
 from rollstore.store.statistics import guarantees
 
+_ALWAYS = pc.scalar(True)
 _checked: set[tuple[str, int, float]] = set()
 """(path, bytes, time of change) of the parts whose every byte this process has checked. Parts never change and names
 are never used again; size and time catch a file that was changed all the same."""
@@ -124,7 +125,7 @@ def _is_newest(found: pa.Schema, newest: pa.Schema) -> bool:
 
 def _guarantee(part: Part, schema: pa.Schema) -> pc.Expression:
     """What holds for every row of the part, as far as its statistics say."""
-    expression = pc.scalar(True)
+    expression = _ALWAYS
     for column in part.statistics.ranges:
         cases = guarantees(part.statistics, part.schema, schema, column)
         if len(cases) == 1:

@@ -144,10 +144,10 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
     try:
         # Without it, dates and times come out in the zone of whoever runs the query.
         connection.execute("SET TimeZone = 'UTC'")
-        for name in TABLES:
-            connection.register(f"{name}_rows", dataset(source, name))
-        rollouts = dataset(source, "rollouts")
-        found = repeats(rollouts)
+        tables = {name: dataset(source, name) for name in TABLES}
+        for name, table in tables.items():
+            connection.register(f"{name}_rows", table)
+        found = repeats(tables["rollouts"])
         if found.conflicts:
             shown = ", ".join(f"{id_!r} segment {segment}" for id_, segment in found.conflicts[:3])
             warnings.warn(
@@ -155,7 +155,7 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
                 + (f" and {len(found.conflicts) - 3} more" if len(found.conflicts) > 3 else ""),
                 stacklevel=2,
             )
-        _make_views(connection, rollouts.schema, found.left_out)
+        _make_views(connection, tables["rollouts"].schema, found.left_out)
     except BaseException:
         connection.close()
         raise

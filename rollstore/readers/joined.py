@@ -47,3 +47,16 @@ def matches(rows: pa.Table, others: pa.Table, what: str) -> np.ndarray[tuple[int
     place = np.full(rows.num_rows, -1, np.int64)
     place[joined["row"].to_numpy()] = pc.fill_null(joined["other"], -1).to_numpy()
     return place
+
+
+def rewards_of(snapshot: Snapshot, rows: pa.Table, which: pc.Expression) -> pa.Array:
+    """The outcome that some scores gave to the rollouts of some rows; double [rows], null where there is none.
+
+    rows: rollout_id and segment; the reward stands on each row of its rollout. which: the scores that count, of those
+    of whole rollouts (no segment, span or position). Raises DuplicateError where a rollout has two of them: which of
+    several repeats or versions is the reward is for the caller to say.
+    """
+    whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
+    found = dataset(snapshot, "scores").to_table(columns=["rollout_id", "value"], filter=which & whole)
+    place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")
+    return found["value"].combine_chunks().take(pa.array(place, mask=place < 0))

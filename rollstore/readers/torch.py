@@ -15,7 +15,7 @@ from rollstore.batch import collate
 from rollstore.errors import StoreError, VersionError
 from rollstore.readers import order
 from rollstore.readers.arrow import Lease
-from rollstore.readers.joined import logprobs_of
+from rollstore.readers.joined import logprobs_of, rewards_of
 from rollstore.readers.rows import Reader
 from rollstore.readers.selection import select
 from rollstore.store.snapshot import Snapshot
@@ -51,7 +51,8 @@ class RolloutLoader:
     `skipped`.
     heads: read the top-k heads. columns: more columns to read, as `("support_counts", "support_tokens")`. extra: field
     of the batch -> column that holds it, as in `collate`. anchor, reference: evaluation_id whose log-probs become
-    `anchor_logprobs`, `reference_logprobs`; a rollout without such an evaluation raises.
+    `anchor_logprobs`, `reference_logprobs`; a rollout without such an evaluation raises. rewards: which outcome scores
+    are the rewards, instead of the recorded ones, as `pc.field("scorer") == "judge"`; a rollout without is unscored.
     sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it.
     window: tokens within which units are mixed freely; a window's decoded columns should fit `cache_bytes`.
     prefetch: batches made ahead in a thread; 0 makes them when asked.
@@ -77,6 +78,7 @@ class RolloutLoader:
         extra: Mapping[str, str] | None = None,
         anchor: str | None = None,
         reference: str | None = None,
+        rewards: pc.Expression | None = None,
         sampler: Any = None,
         trainer_transform: Transform | None = None,
         make: Callable[[pa.Table], Any] | None = None,
@@ -116,6 +118,8 @@ class RolloutLoader:
             for name, evaluation in (("anchor_logprobs", anchor), ("reference_logprobs", reference))
             if evaluation is not None
         }
+        if rewards is not None:
+            self._joined["reward"] = rewards_of(held, self._selection.keys, rewards)
         self._make = make or (
             lambda table: collate(table, columns=extra, sampler=sampler, trainer_transform=trainer_transform)
         )
@@ -186,7 +190,9 @@ class RolloutLoader:
         rows = np.repeat(begins - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
         table = self._reader.take(chosen.places[rows], self._columns)
         for name, column in self._joined.items():
-            table = table.append_column(name, column.take(pa.array(rows)))
+            joined = column.take(pa.array(rows))
+            place = table.schema.get_field_index(name)
+            table = table.append_column(name, joined) if place < 0 else table.set_column(place, name, joined)
         return self._make(table)
 
     def set_epoch(self, epoch: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from rollstore.replay import noise
 
 
-@torch.compiler.disable
-def draw(
+def _draw(
     key: noise.Words,
     sample: noise.Words,
     positions: noise.Words | torch.Tensor,
@@ -16,7 +18,6 @@ def draw(
     segment: noise.Words,
     device: torch.device | str | None,
 ) -> torch.Tensor:
-    """See `noise.gumbel_torch`. Never compiled: a compiler for GPUs would fuse multiplications with additions."""
     device = torch.device(device or "cpu")
     if isinstance(positions, torch.Tensor):
         positions = positions.cpu().numpy()
@@ -57,3 +58,7 @@ def _log(t: torch.Tensor, scaled_count: torch.Tensor) -> torch.Tensor:
     for coefficient in noise.COEFFICIENTS[3:0:-1]:
         out = (out + coefficient) * square
     return (out + noise.COEFFICIENTS[0]) * t + scaled_count
+
+
+draw: Any = torch.compiler.disable(_draw)
+"""See `noise.gumbel_torch`. Never compiled: a compiler for GPUs would fuse multiplications with additions."""

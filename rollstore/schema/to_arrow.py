@@ -92,8 +92,8 @@ def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build
         if not name.startswith("x_"):
             build.problems.append(unknown_column(name, "a column of the caller's own"))
             continue
-        values = [(mapping or {}).get(name) for mapping in given]
         try:
+            values = [_ordered((mapping or {}).get(name)) for mapping in given]
             array = _inferred(values)
             if array is None:
                 for row in [row for row, value in enumerate(values) if _inferred([value]) is None]:
@@ -105,6 +105,15 @@ def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build
             build.problems.append(Problem(column=name, kind="wrong_type", row=None, found=found, wanted="one type"))
         else:
             fit_extra(fitted, name, array)
+
+
+def _ordered(value: Any) -> Any:
+    """Fields of a struct by name: their order in a dict shall not make another type of the column."""
+    if isinstance(value, Mapping):
+        return {key: _ordered(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_ordered(item) for item in value]
+    return value
 
 
 def _inferred(values: list[Any]) -> pa.Array | None:

@@ -131,11 +131,12 @@ def test_diff_of_what_is_the_same_succeeds(keyed_store: str, run: Run) -> None:
     assert "0 of 3 segments changed" in result.stdout
 
 
-def test_diff_of_stores_that_do_not_hold_the_same_rollouts_fails(keyed_store: str, shown_store: str, run: Run) -> None:
-    result = run("diff", keyed_store, shown_store, "--json")
+def test_diff_of_stores_that_do_not_hold_the_same_rollouts_fails(keyed_store: str, tmp_path: Path, run: Run) -> None:
+    run("init", str(tmp_path / "empty"))
+    result = run("diff", keyed_store, str(tmp_path / "empty"), "--json")
     assert result.exit_code == 1
     read = json.loads(result.stdout)
-    assert (set(read["only_a"]), "talk" in read["only_b"]) == ({"keyed", "other"}, True)
+    assert (set(read["only_a"]), read["changed"]) == ({"keyed", "other", "bare"}, 0)
 
 
 def test_diff_with_an_id_that_is_not_there_is_bad_use(keyed_store: str, run: Run) -> None:

@@ -157,10 +157,11 @@ def test_bad_arguments_are_one_line_and_status_two(arguments: list[str], said: s
 
 
 def test_an_error_message_cannot_act_on_the_terminal(shown_store: str, run: Run) -> None:
-    result = run("show", shown_store, "\x1b[2J\n")
-    assert result.exit_code == 2
-    assert visible(result.stderr, keep="\n") == result.stderr
-    assert result.stderr.count("\n") == 1
+    for arguments in (("show", shown_store, "\x1b[2J\n"), ("info", "\x1b[2J\n"), ("\x1b[2J\n",)):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert visible(result.stderr, keep="\n") == result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 def test_damaged_bytes_are_a_failed_check(store: str, run: Run) -> None:

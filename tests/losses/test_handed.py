@@ -377,3 +377,23 @@ def test_an_unknown_kind_is_never_a_denominator() -> None:
         reinforce_zero(batch, doubles(-1.0))
     # behind weight 0 nothing is asked of it
     reinforce_zero(replace(batch, weights=torch.zeros(1)), doubles(-1.0))
+
+
+def test_a_rollout_counts_once_in_its_group_however_many_segments_it_has() -> None:
+    batch = rows(
+        [1, 1, 1, 1],
+        rollout=torch.tensor([0, 0, 0, 1]),
+        segment=torch.tensor([0, 1, 2, 0]),
+        rewards=doubles(1, 1, 1, 0),
+    )
+    batch, found = group_mean(batch)
+    assert (found.present.tolist(), found.mean.tolist()) == ([2], [0.5])
+    assert batch.advantages.tolist() == [0.5, 0.5, 0.5, -0.5]
+
+
+def test_rewards_that_differ_by_rounding_are_equal() -> None:
+    group = torch.tensor([0, 0, 1, 1])
+    batch, found = group_zscore(rows([1] * 4, rewards=doubles(0.1 + 0.2, 0.3, 1e-7, 2e-7), group=group))
+    assert found.verdict.tolist() == [Verdict.none, Verdict.signal]
+    assert batch.advantages is not None
+    assert not batch.advantages[:2].any()

@@ -10,6 +10,7 @@ from padded import variable
 from torch import Tensor
 
 from rollstore.losses import Recorded, logprobs_of_logits, selected_logprobs
+from rollstore.replay.transform import Settings, log_probs, process_rows
 
 ACTIONS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -118,6 +119,24 @@ def test_the_filters_keep_what_samplers_keep(how: dict[str, Any], kept: list[int
     assert got is not None
     assert torch.nonzero(got > -torch.inf).squeeze(-1).tolist() == kept
     torch.testing.assert_close(got.exp().sum().item(), 1.0)
+
+
+def test_the_filters_keep_exactly_what_the_replay_sampler_keeps() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(200, 50, generator=generator)
+    columns = {
+        "temperature": 0.3 + 2 * torch.rand(200, generator=generator),
+        "top_k": torch.randint(0, 60, (200,), generator=generator),
+        "top_p": (0.3 + torch.rand(200, generator=generator)).clamp(max=1.0),
+        "min_p": torch.where(torch.arange(200) % 3 == 0, 0.0, 0.2 * torch.rand(200, generator=generator)),
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    each = [dict(zip(columns, row, strict=True)) for row in rows]
+    wanted = log_probs(process_rows(logits, [Settings(**one) for one in each]))
+    ids, counts = torch.arange(50).repeat(200), torch.full((200,), 50)
+    _, got = logprobs_of_logits(logits, torch.zeros(200).long(), ids, counts, how=recorded(columns))
+    assert got is not None
+    torch.testing.assert_close(got.reshape(200, 50), wanted)
 
 
 def test_an_unknown_or_zero_temperature_poisons_no_gradient() -> None:

@@ -13,7 +13,7 @@ from ranks import REDUCERS, SPLITS, rank_main, step
 from test_invariance import ALONE
 from torch import Tensor, multiprocessing
 
-from rollstore.losses import group_mean, ppo_clip, reinforce_zero, tis, with_counts
+from rollstore.losses import group_mean, ppo_clip, tis, with_counts
 
 
 def test_two_processes_give_the_number_of_one() -> None:
@@ -50,7 +50,7 @@ def test_a_compiled_loss_is_the_same() -> None:
     batch = replace(batch, heads=None)
 
     def call(x: Tensor) -> Tensor:
-        return ppo_clip(batch, x, correction=tis(2.0))[0] + reinforce_zero(batch, x)[0]
+        return ppo_clip(batch, x, correction=tis(2.0))[0]
 
     left, right = variable(logprobs), variable(logprobs)
     wanted = call(left)

@@ -375,6 +375,23 @@ def test_a_connection_stays_at_its_snapshot_while_a_writer_goes_on(store: Store)
             assert ask(connection, "SELECT rollout_id FROM rollouts ORDER BY 1") == [("a",), ("b",), ("c",)]
 
 
+def test_compaction_and_vacuum_leave_an_open_connection_its_parts(store: Store) -> None:
+    for name in "abc":
+        write(store, rollout(name))
+    with connect(store) as connection:
+        store.compact()
+        store.vacuum(grace=0)
+        assert ask(connection, "SELECT rollout_id, len(tokens) FROM rollouts ORDER BY 1") == [
+            ("a", 6),
+            ("b", 6),
+            ("c", 6),
+        ]
+    store.vacuum(grace=0)
+    assert len(store.filesystem.list("rollouts")) == 1
+    with connect(store) as connection:
+        assert ask(connection, "SELECT count(*) FROM rollouts") == [(3,)]
+
+
 def test_a_given_snapshot_is_the_one_that_is_read(store: Store) -> None:
     write(store, rollout("a"))
     with store.snapshot() as snapshot:

@@ -296,6 +296,21 @@ def test_sealing_a_journal_changes_neither_order_nor_state(store: Store) -> None
     assert ids(sealed) == whole
 
 
+def test_compaction_changes_neither_order_nor_state(store: Store) -> None:
+    records = [rollout(f"r{n}", group_id=f"g{n % 3}") for n in range(12)]
+    for start in range(0, 12, 3):
+        write(store, *records[start : start + 3])
+    loader = RolloutLoader(store, tokens_per_batch=20)
+    before, state = ids(RolloutLoader(store, tokens_per_batch=20)), loader.state_dict()
+    store.compact()
+    store.vacuum(grace=0)
+    assert len(store.parts("rollouts")) == 1
+    after = RolloutLoader(open_store(store.path), tokens_per_batch=20)
+    after.load_state_dict(state)
+    assert ids(after) == before
+    assert ids(loader) == before, "its own parts are kept for it"
+
+
 def test_a_loader_stays_at_its_snapshot_while_a_writer_goes_on(store: Store) -> None:
     write(store, *[rollout(f"a{n}") for n in range(5)])
     loader = RolloutLoader(store, tokens_per_batch=20)
@@ -364,6 +379,32 @@ def test_anchor_and_reference_come_from_the_named_evaluations(filled: Store) -> 
     evaluate("some", everyone, 0.0)
     with pytest.raises(DuplicateError, match="'some': wanted one row"):
         RolloutLoader(filled, tokens_per_batch=30, anchor="some")
+
+
+def test_rewards_can_come_from_named_scores(store: Store) -> None:
+    write(
+        store,
+        rollout("a", ending="continued", reward_status="on_final_segment"),
+        rollout("a", segment=1, reward=1.0),
+        rollout("b", reward=1.0),
+        rollout("c", reward=1.0),
+    )
+    scores = {
+        "rollout_id": ["a", "b", "b", "b", "c"],
+        "scorer": ["judge", "judge", "judge", "rule", "judge"],
+        "repeat": pa.array([0, 0, 1, 0, 0], pa.int32()),
+        "position": pa.array([None, None, None, None, 3], pa.int32()),
+        "value": [0.25, 0.5, 0.75, 9.0, 9.0],
+        "status": ["scored"] * 5,
+    }
+    store.append("scores", pa.table(scores))
+    judge = pc.field("scorer") == "judge"
+    (batch,) = RolloutLoader(store, tokens_per_batch=99, rewards=judge & (pc.field("repeat") == 0))
+    found = dict(zip(batch.rollout_ids, batch.rewards.tolist(), strict=True))
+    assert (found["a"], found["b"], np.isnan(found["c"])) == (0.25, 0.5, True)
+    assert batch.rewards[[id_ == "a" for id_ in batch.rollout_ids]].tolist() == [0.25, 0.25]
+    with pytest.raises(DuplicateError, match="wanted one row for each rollout_id"):
+        RolloutLoader(store, tokens_per_batch=99, rewards=judge)
 
 
 def test_a_slice_loads_as_the_same_rows_written_afresh(store: Store, tmp_path: Path) -> None:

@@ -145,3 +145,9 @@ def test_columns_of_nothing_take_the_declared_type_and_x_columns_lose_their_enco
     assert made.column_names[-4:] == ["x_word", "x_views", "written_by", "written_row"]
     assert (made["x_word"].type, made["x_word"].to_pylist()) == (pa.string(), ["w"])
     assert (made["x_views"].type, made["x_views"].to_pylist()) == (pa.large_list(pa.string()), [["v", None]])
+
+
+def test_the_order_of_a_dict_makes_no_other_type_of_an_x_column() -> None:
+    given = [{"x_s": {"a": 1, "b": 2}}, {"x_s": {"b": 2, "a": 1}}]
+    made = [to_table([Rollout(rollout_id="a", **PROMPT, extra=extra)]) for extra in given]
+    assert made[0].equals(made[1])

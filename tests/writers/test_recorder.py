@@ -117,7 +117,7 @@ def test_heads_that_do_not_fit_are_refused_and_nothing_is_recorded_of_the_call()
     kept = Kept()
     with Recorder(kept) as rollout:
         rollout.observe([1], role="user")
-        with pytest.raises(ValueError, match="heads.tokens: wanted 4 entries, got 1"):
+        with pytest.raises(ValueError, match=r"heads\.tokens: wanted 4 entries, got 1"):
             rollout.act([2, 3], heads=Heads(size=2, tokens=[3], logprobs=[-0.1]))
         rollout.act([2])
         rollout.end("terminated")
@@ -127,10 +127,10 @@ def test_heads_that_do_not_fit_are_refused_and_nothing_is_recorded_of_the_call()
 
 def test_leaving_by_an_exception_appends_the_partial_as_aborted() -> None:
     kept = Kept()
-    with pytest.raises(RuntimeError, match="lost"), Recorder(kept) as rollout:
-        rollout.observe([1], role="user")
-        rollout.act([2])
-        raise RuntimeError("connection lost")
+    rollout = Recorder(kept)
+    rollout.observe([1], role="user")
+    rollout.act([2])
+    rollout.__exit__(RuntimeError, RuntimeError("connection lost"), None)
     assert (kept.rows[0].ending, kept.rows[0].tokens.tolist()) == ("aborted", [1, 2])
 
 
@@ -157,9 +157,10 @@ def test_an_unknown_field_is_a_type_error() -> None:
 def test_rows_the_schema_refuses_leave_the_writer_usable(tmp_path: Path) -> None:
     store = rollstore.open(tmp_path / "s", create=True)
     with store.writer() as writer:
-        with pytest.raises(SchemaError, match="action_at_zero"), writer.rollout(rollout_id="bad") as rollout:
-            rollout.act([2])
-            rollout.end("terminated")
+        refused = writer.rollout(rollout_id="bad")
+        refused.act([2])
+        with pytest.raises(SchemaError, match="action_at_zero"):
+            refused.end("terminated")
         with writer.rollout(rollout_id="good") as rollout:
             rollout.observe([1], role="user")
             rollout.act([2], logprobs=np.array([-0.5], np.float32), logprob_kind="behavior")
