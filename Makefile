@@ -25,8 +25,9 @@ model: setup
 demo: model
 	$(BIN)/python -m examples.demo
 
+# Two processes of one thread each: torch's own threads slow small models down when several processes share the cores.
 test: model
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: setup
 	$(BIN)/ruff check .

@@ -74,7 +74,8 @@ def main(path: Path) -> int:
             store, model, tokenizer, TASKS, step=1, progress=lambda _, d, n: progress("rollouts, step 1", d, n)
         )
     console.print(
-        f"\nOne GRPO step: loss {metrics['loss']:.5f}, gradient norm {metrics['gradient_norm']:.3f}. "
+        f"\nOne GRPO step: loss {metrics['loss']:.5f}, gradient norm {metrics['gradient_norm']:.3f}, "
+        f"furthest trainer log-prob from the sampler's {metrics['furthest_log_ratio']:.1e}. "
         f"{len(first)} + {len(second)} rollouts in {path}.\n"
     )
     with connect(store) as connection:

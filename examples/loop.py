@@ -158,7 +158,10 @@ def train(
     tokens_per_batch: int = 2048,
     progress: Progress = quiet,
 ) -> dict[str, float]:
-    """One GRPO step over the rollouts of one step, read from the store; returns what the loss reports.
+    """One GRPO step over the rollouts of one step, read from the store.
+
+    Returns the loss, the norm of its gradient, and the furthest log-ratio of trainer to behavior before the update (0 on
+    policy, up to rounding).
 
     Advantages are z-scores within a group, the objective is PPO's clip with truncated importance sampling, the mean is
     over the actions of the whole step whatever the packing. The trainer scores each action under its recorded
@@ -169,16 +172,16 @@ def train(
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     batches = with_counts([group_zscore(batch)[0] for batch in loader])
-    totals: dict[str, float] = {}
+    loss_of_step, furthest = 0.0, 0.0
     for number, loaded in enumerate(batches, 1):
         batch = replace(loaded, trainer_transform=Transform(temperature=True, filters=True))
         logprobs = score(model, batch).logprobs
         batch = replace(batch, anchor_logprobs=logprobs.detach())
-        loss, metrics = ppo_clip(batch, logprobs, clip=(0.2, 0.2), correction=tis(high=2.0), reduce=token_mean)
+        loss, _ = ppo_clip(batch, logprobs, clip=(0.2, 0.2), correction=tis(high=2.0), reduce=token_mean)
         loss.backward()
-        for name, value in {"loss": loss.detach(), **metrics}.items():
-            totals[name] = totals.get(name, 0.0) + float(value)
+        loss_of_step += float(loss.detach())
+        furthest = max(furthest, float((logprobs.detach() - batch.behavior_logprobs).abs().max()))
         progress("training batches", number, len(batches))
-    totals["gradient_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return totals
+    return {"loss": loss_of_step, "gradient_norm": float(norm), "furthest_log_ratio": furthest}
