@@ -160,8 +160,8 @@ def train(
 ) -> dict[str, float]:
     """One GRPO step over the rollouts of one step, read from the store.
 
-    Returns the loss, the norm of its gradient, and the furthest log-ratio of trainer to behavior before the update (0 on
-    policy, up to rounding).
+    Returns the loss, the norm of its gradient, and the furthest log-ratio of trainer to behavior before the update
+    (0 on policy, up to rounding).
 
     Advantages are z-scores within a group, the objective is PPO's clip with truncated importance sampling, the mean is
     over the actions of the whole step whatever the packing. The trainer scores each action under its recorded

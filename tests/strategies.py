@@ -228,9 +228,8 @@ def items_of(type_: pa.DataType) -> st.SearchStrategy[Any]:
     """Any value of a type that the schema uses, null left out."""
     t = pa.types
     if t.is_map(type_):
-        return st.dictionaries(st.text(max_size=3), maybe(st.text(max_size=3)), max_size=2).map(
-            lambda d: list(d.items())
-        )
+        items = maybe(items_of(type_.item_type))
+        return st.dictionaries(st.text(max_size=3), items, max_size=2).map(lambda d: list(d.items()))
     if t.is_list(type_) or t.is_large_list(type_):
         return st.lists(maybe(items_of(type_.value_type)), max_size=3)
     if t.is_struct(type_):

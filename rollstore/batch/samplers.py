@@ -70,11 +70,9 @@ def _span_of_action(rows: Rows, offsets: Ints, action_index: Ints, sequence: Int
     if spans is None or not len(spans.values):
         return np.full(len(sequence), -1, np.int64), None
     start = pc.struct_field(spans.values, "start").to_numpy(zero_copy_only=False).astype(np.int64)
-    length = pc.struct_field(spans.values, "length").to_numpy(zero_copy_only=False)
-    filled = np.flatnonzero(length > 0)  # a call without output has a span too, and covers nothing
-    begins = offsets[:-1][spans.rows[filled]] + start[filled]
-    before = np.searchsorted(begins, action_index, side="right") - 1
-    span = np.where(before >= 0, filled[before] if len(filled) else -1, -1)
+    # spans partition the tokens in order, so the last one that begins at or before an action holds it; a call without
+    # output begins where the next span does and comes before it
+    span = np.searchsorted(offsets[:-1][spans.rows] + start, action_index, side="right") - 1
     same_row = (span >= 0) & (spans.rows[span] == sequence)
     return np.where(same_row, span, -1), spans.values
 

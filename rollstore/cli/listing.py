@@ -68,7 +68,7 @@ def newest(path: str, *, limit: int, where: str | None) -> Listed:
     with connected(path) as connection:
         chosen = list(rows(ask(connection, _NEWEST.format(where=matching, limit=f"limit {limit}" if limit else ""))))
         ids = [row[0] for row in chosen]
-        found = ask(connection, _LISTED, ids=ids).read_all().to_pylist()
+        found = [row for batch in ask(connection, _LISTED, ids=ids).batches for row in batch.to_pylist()]
     by_id = {row["rollout_id"]: row for row in found}
     return Listed(total=chosen[0][2] if chosen else 0, rollouts=[by_id[name] for name in reversed(ids)])
 

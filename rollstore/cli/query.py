@@ -6,12 +6,13 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -106,15 +107,41 @@ def sql(
             as_arrow(answer)
 
 
-def ask(connection: DuckDBPyConnection, query: str, **values: Any) -> pa.RecordBatchReader:
-    """The answer of a query (of the last one, if there are several), read as it is computed. `values` fill its $names.
+class Answer(NamedTuple):
+    """What a query gives: its columns, and its rows batch by batch, as they are computed."""
 
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+def ask(connection: DuckDBPyConnection, query: str, **values: Any) -> Answer:
+    """The answer of a query (of the last one, if there are several). `values` fill its $names.
+
+    Ctrl-C stops it: DuckDB computes in a thread of its own, since a signal is not seen while it computes in this one.
     Raises ValueError for a statement without an answer, duckdb.Error for what DuckDB refuses.
     """
-    relation = connection.sql(query, params=values or None)
-    if relation is None:  # pyright: ignore[reportUnnecessaryComparison] # duckdb's types leave it out
-        raise ValueError("sql: wanted a query, got a statement without an answer")
-    return pa.RecordBatchReader.from_stream(relation)
+    worker = ThreadPoolExecutor(1)
+
+    def computed(step: Callable[[], Any]) -> Any:
+        try:
+            return worker.submit(step).result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            worker.shutdown()
+            raise
+
+    def begin() -> pa.RecordBatchReader:
+        relation = connection.sql(query, params=values or None)
+        if relation is None:  # pyright: ignore[reportUnnecessaryComparison] # duckdb's types leave it out
+            raise ValueError("sql: wanted a query, got a statement without an answer")
+        return pa.RecordBatchReader.from_stream(relation)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        while (batch := computed(lambda: next(reader, None))) is not None:
+            yield batch
+
+    reader = computed(begin)
+    return Answer(reader.schema, batches())
 
 
 def _query(query: str | None, file: str | None) -> str:
@@ -125,14 +152,14 @@ def _query(query: str | None, file: str | None) -> str:
     return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
 
 
-def rows(answer: pa.RecordBatchReader) -> Iterator[tuple[Any, ...]]:
+def rows(answer: Answer) -> Iterator[tuple[Any, ...]]:
     """The rows of an answer, as Python values."""
-    for batch in answer:
+    for batch in answer.batches:
         columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
         yield from zip(*columns, strict=True)
 
 
-def as_table(out: Console, answer: pa.RecordBatchReader, limit: int) -> None:
+def as_table(out: Console, answer: Answer, limit: int) -> None:
     """Print rows for a person, at most `limit` unless it is 0; a last line says when there are more."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for field in answer.schema:
@@ -149,7 +176,7 @@ def as_table(out: Console, answer: pa.RecordBatchReader, limit: int) -> None:
     console.put(out, Text(f"the first {count}; --limit 0 shows all" if more else count, style="dim"))
 
 
-def as_csv(answer: pa.RecordBatchReader) -> None:
+def as_csv(answer: Answer) -> None:
     """Write RFC 4180 rows with a header: null is empty, lists and structs are JSON. A terminal gets escapes."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -161,7 +188,7 @@ def as_csv(answer: pa.RecordBatchReader) -> None:
     _flush(buffer)
 
 
-def as_document(answer: pa.RecordBatchReader) -> None:
+def as_document(answer: Answer) -> None:
     """Write a JSON list with one object a row. Raises ValueError where two columns have one name."""
     names = answer.schema.names
     if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
@@ -173,7 +200,7 @@ def as_document(answer: pa.RecordBatchReader) -> None:
     sys.stdout.write("[]\n" if between == "[" else "\n]\n")
 
 
-def as_markdown(answer: pa.RecordBatchReader) -> None:
+def as_markdown(answer: Answer) -> None:
     """Write a Markdown table."""
 
     def line(cells: list[str]) -> None:
@@ -185,10 +212,10 @@ def as_markdown(answer: pa.RecordBatchReader) -> None:
         line(["" if value is None else _cell(value) for value in row])
 
 
-def as_arrow(answer: pa.RecordBatchReader) -> None:
+def as_arrow(answer: Answer) -> None:
     """Write an Arrow IPC stream."""
     with pa.ipc.new_stream(sys.stdout.buffer, answer.schema) as sink:
-        for batch in answer:
+        for batch in answer.batches:
             sink.write_batch(batch)
 
 

@@ -6,11 +6,16 @@ import csv
 import io
 import json
 import re
+import signal
+import threading
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from story import HOSTILE, Run
+
+from rollstore.cli.query import ask
 
 QUERY = "select rollout_id, reward, replay_key, logprobs, metadata from rollouts where segment = 1"
 
@@ -137,3 +142,25 @@ def test_an_error_in_the_middle_of_an_answer_is_one_line_too(shown_store: str, r
     result = run("sql", shown_store, "select ('x' || i)::int from range(3) t(i)", "--format", "csv")
     assert result.exit_code == 2
     assert re.fullmatch(r"rollstore: Conversion Error: .*\n", result.stderr)
+
+
+def test_an_interrupt_reaches_a_query_while_duckdb_computes() -> None:
+    rows, seen, begun = 3_000_000, [0], threading.Event()
+    connection = duckdb.connect()
+
+    def started(_: int) -> bool:
+        seen[0] += 1
+        begun.set()
+        return True
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    connection.create_function("started", started, ["BIGINT"], "BOOLEAN")
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(ask(connection, f"select count(*) from range({rows}) t(i) where started(i)").batches)
+    other.join()
+    assert seen[0] < rows

@@ -280,3 +280,8 @@ def test_a_recorded_sampler_is_read_like_its_draw() -> None:
     verdict = usable_as_behavior("behavior", busy, Transform())
     for name in ("temperature=0.7", "top_k=5", "presence_penalty", "bad_words", "min_tokens"):
         assert name in verdict.reason
+
+
+def test_a_row_without_spans_takes_nothing_from_the_spans_of_the_row_before_it() -> None:
+    before = row("v", [False, True], spans=[span(0, 1, False), span(1, 1, True, sampler=0, logprob_kind="raw")])
+    assert collate(table(before, A)).behavior_kind.tolist() == [Kind.raw, Kind.behavior, Kind.behavior]

@@ -212,3 +212,15 @@ def test_under_autocast_the_products_are_narrow_and_the_answer_is_not() -> None:
 def test_shapes_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         selected_logprobs(**{**problem(), **change})
+
+
+def test_a_token_that_a_filter_took_away_pulls_on_its_own_logit_no_more_than_in_the_plain_computation() -> None:
+    hidden, weight = torch.eye(4, dtype=torch.float64)[:1] * 2, torch.eye(4, dtype=torch.float64)
+    least, top_k = torch.tensor([3]), torch.tensor([2])
+    left, right = variable(hidden), variable(hidden)
+    own, _ = selected_logprobs(left, weight, least, top_k=top_k - 1)
+    plain, _ = logprobs_of_logits(right @ weight.T, least, how=Recorded(top_k=top_k - 1))
+    own.sum().backward()
+    plain.sum().backward()
+    assert own.item() == plain.item() == -torch.inf
+    torch.testing.assert_close(left.grad, right.grad)

@@ -71,8 +71,9 @@ def test_the_tokens_of_a_stop_word_have_no_log_probs_and_stay() -> None:
     assert made.ending_reason == "stop_string"
 
 
-def test_log_probs_that_cannot_be_placed_are_left_out_and_flagged() -> None:
-    made = one(body([7, 8, 8, 2], completion_probabilities=[raw(7, -0.5), raw(8, -0.7), raw(2, -0.1)]))
+@pytest.mark.parametrize("tokens", [[7, 8, 8, 2], [7, 8, 2, 2]])
+def test_log_probs_that_cannot_be_placed_are_left_out_and_flagged(tokens: list[int]) -> None:
+    made = one(body(tokens, completion_probabilities=[raw(7, -0.5), raw(8, -0.7), raw(2, -0.1)]))
     assert made.logprobs is None
     assert [flag.kind for flag in made.flags or ()] == ["unplaced_logprobs"]
 

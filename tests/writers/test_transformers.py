@@ -56,6 +56,10 @@ def test_the_end_token_is_kept_and_one_inside_the_prompt_ends_nothing() -> None:
     assert tokens(made) == [[5, 2, 6, 7, 2]]
 
 
+def test_an_ordinary_id_of_zero_is_no_padding() -> None:
+    assert tokens(made_of(generated([[0, 0, 9, 0, 0]]), [[0, 1]])) == [[0, 9, 0, 0]]
+
+
 def test_any_of_several_end_tokens_ends_a_row() -> None:
     made = made_of(generated([[5, 7, 3, 0]]), [[1]], {**SETTINGS, "eos_token_id": [2, 3]})
     assert tokens(made) == [[5, 7, 3]]

@@ -125,6 +125,21 @@ def test_both_shapes_of_log_probs_give_one_record() -> None:
     assert by_dict.logprobs.to_list() == by_flat.logprobs.to_list() == [-0.5, -2.0]
 
 
+@pytest.mark.parametrize(
+    ("listed", "wanted"),
+    [
+        ([(7, -0.5, 2), (9, -0.2, 1)], [(9, -0.2), (7, -0.5)]),
+        ([(7, -3.0, 5), (9, -0.2, 1)], [(9, -0.2)]),
+    ],
+)
+def test_where_nobody_says_how_many_were_asked_for_the_rank_tells_whether_the_drawn_one_was_forced_in(
+    listed: list[tuple[int, float, int]], wanted: list[tuple[int, float]]
+) -> None:
+    (made,) = vllm.rollouts(output([1], completion([7], logprobs=dicts([listed]))), None, configuration=RAW)
+    assert head(made) == [wanted]
+    assert (made.samplers, made.logprob_kind) == (None, "raw")
+
+
 def test_the_drawn_token_listed_twice_counts_once() -> None:
     listed = flat([[(41, -2.3, 2), (12, -0.2, 1), (41, -2.3, 2), (90, -4.0, 3)]])
     rollout = one(output([1], completion([41], logprobs=listed)), params(logprobs=3))
