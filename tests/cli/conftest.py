@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import story
 from typer.testing import CliRunner, Result
 
 from rollstore.cli import app
 from rollstore.store.store import open as open_store
+from tests.cli import story
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import typer
-from story import Run
 
 from rollstore.cli import app, reference
+from tests.cli.story import Run
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from story import Run
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rollstore import Engine, Numerics, Rollout, Sampler, Span
@@ -16,6 +15,7 @@ from rollstore.cli.transformers import token_texts
 from rollstore.replay.noise import RECIPE
 from rollstore.replay.samplers.transformers import generate
 from rollstore.store.store import open as open_store
+from tests.cli.story import Run
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -9,12 +9,12 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
-from story import HOSTILE, KEY, Run, conversation
 
 from rollstore import Heads, Known, Rollout, Span
 from rollstore.cli.header import header
 from rollstore.cli.show import turns
 from rollstore.cli.tokens import head_ranks, pieces, sums, tokens
+from tests.cli.story import HOSTILE, KEY, Run, conversation
 
 
 def drawn(rollout: Rollout, texts: list[str | None] | None = None, *, colour: bool = True, width: int = 80) -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
-from story import HOSTILE, Run
 
 from rollstore.cli.query import ask
+from tests.cli.story import HOSTILE, Run
 
 QUERY = "select rollout_id, reward, replay_key, logprobs, metadata from rollouts where segment = 1"
 

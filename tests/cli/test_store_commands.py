@@ -8,11 +8,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from story import Run
 
 from rollstore import Rollout
 from rollstore.cli.text import visible
 from rollstore.store.store import open as open_store
+from tests.cli.story import Run
 
 
 def test_init_makes_a_store_once(tmp_path: Path, run: Run) -> None:

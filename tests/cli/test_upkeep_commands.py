@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from story import Run, others
 
 from rollstore import Rollout
 from rollstore.store.store import open as open_store
+from tests.cli.story import Run, others
 
 
 def flip(store: str, table: str = "rollouts") -> str:

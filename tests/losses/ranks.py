@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from padded import problem, variable
 from torch import Tensor, distributed
 
 from rollstore.batch import select
 from rollstore.losses import ppo_clip, sequence_mean, signal_groups, tis, token_mean, with_counts
+from tests.losses.padded import problem, variable
 
 SPLITS = {"even": [[0, 3], [1, 2, 4]], "one has nothing": [[0, 1, 2, 3, 4], []], "one is masked": [[0, 2, 3, 4], [1]]}
 REDUCERS: dict[str, Any] = {

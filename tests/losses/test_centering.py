@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from padded import Padded, doubles, line, one_head, variable
 
 from rollstore.batch import Heads, Kind, Transform, as_behavior
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses import logprobs_of_logits, sampler_kl, score_centering, tis, token_sum
+from tests.losses.padded import Padded, doubles, line, one_head, variable
 
 close = torch.testing.assert_close
 Q = doubles(0.4, 0.3, 0.2, 0.1)

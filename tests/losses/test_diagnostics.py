@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from padded import Padded, doubles, line
 
 from rollstore.losses import by_lag, by_length, by_position, divergence, divergence_by, split_log_ratio
+from tests.losses.padded import Padded, doubles, line
 
 close = torch.testing.assert_close
 ALL = torch.ones(3, dtype=torch.bool)

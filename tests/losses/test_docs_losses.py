@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import test_golden_policy
-import test_golden_rest
 import torch
 
 from rollstore import losses
 from rollstore.schema.rollouts import ROLLOUTS
+from tests.losses import test_golden_policy, test_golden_rest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 SCOPE = TEXT.split("### Out of scope")[1]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from padded import Padded, golden, variable
 
 from rollstore.batch import Counts, TokenBatch
 from rollstore.losses import (
@@ -28,6 +27,7 @@ from rollstore.losses import (
     value_clip,
 )
 from rollstore.losses.units import measure
+from tests.losses.padded import Padded, golden, variable
 
 VERL = golden("verl_policy_losses")
 TRL = golden("trl_grpo_losses")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from padded import Padded, golden, variable
 from torch import Tensor
 
 from rollstore.batch import Heads
@@ -32,6 +31,7 @@ from rollstore.losses import (
     within,
 )
 from rollstore.losses.ratios import Corrected, Corrections, correct
+from tests.losses.padded import Padded, golden, variable
 
 CORRECTION = golden("verl_rollout_correction")
 

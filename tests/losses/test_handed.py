@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from padded import Padded, doubles, line, one_head, variable
 
 from rollstore.batch import Kind, Transform, as_behavior, select
 from rollstore.errors import UnsupportedRecordError
@@ -33,6 +32,7 @@ from rollstore.losses import (
     with_counts,
 )
 from rollstore.losses.ratios import correct
+from tests.losses.padded import Padded, doubles, line, one_head, variable
 
 close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-6)
 nan = float("nan")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from padded import HEAD, doubles, problem, variable
 from torch import Tensor
 
 from rollstore.batch import TokenBatch, select
@@ -41,6 +40,7 @@ from rollstore.losses import (
     value_clip,
     with_counts,
 )
+from tests.losses.padded import HEAD, doubles, problem, variable
 
 Call = Callable[[TokenBatch, Tensor, Tensor], tuple[Tensor, Any]]
 ALONE: dict[str, Call] = {

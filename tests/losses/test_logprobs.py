@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from padded import variable
 from torch import Tensor
 
 from rollstore.losses import Recorded, logprobs_of_logits, selected_logprobs
 from rollstore.replay.transform import Settings, log_probs, process_rows
+from tests.losses.padded import variable
 
 ACTIONS, WIDTH, VOCABULARY = 7, 5, 11
 

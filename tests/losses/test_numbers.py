@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from padded import Padded, doubles, line, one_head, variable
 
 from rollstore.batch import Heads, Kind, Transform
 from rollstore.errors import UnsupportedRecordError
@@ -31,6 +30,7 @@ from rollstore.losses import (
     tis,
     token_mean,
 )
+from tests.losses.padded import Padded, doubles, line, one_head, variable
 
 close = torch.testing.assert_close
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from padded import HEAD, Padded, doubles, problem, variable
-from ranks import REDUCERS, SPLITS, rank_main, step
-from test_invariance import ALONE
 from torch import Tensor, multiprocessing
 
 from rollstore.losses import group_mean, ppo_clip, tis, with_counts
+from tests.losses.padded import HEAD, Padded, doubles, problem, variable
+from tests.losses.ranks import REDUCERS, SPLITS, rank_main, step
+from tests.losses.test_invariance import ALONE
 
 
 def test_two_processes_give_the_number_of_one() -> None:

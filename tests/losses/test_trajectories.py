@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from padded import Padded, doubles, line
 
 from rollstore.batch import select
 from rollstore.batch.token_batch import Ending
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses import gae, mask_truncated, penalise_overlong, td
+from tests.losses.padded import Padded, doubles, line
 
 close = torch.testing.assert_close
 int8 = torch.int8

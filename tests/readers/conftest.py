@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # strategies.py serves all folders of tests
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-from strategies import plain
 
 from rollstore.schema import Rollout, Sampler, Span
 from rollstore.store.store import Store
+from tests.strategies import plain
 
 SYSTEM = ("written_by", "written_row", "written_at")
 

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from samples import group, rollout, rows, settled, write
-from strategies import plain, rollout_lists, valid_tables
 
 from rollstore.errors import CorruptionError
 from rollstore.readers.duckdb import VIEWS, connect, lock
 from rollstore.schema import Rollout, Sampler, Span, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.readers.samples import group, rollout, rows, settled, write
+from tests.strategies import plain, rollout_lists, valid_tables
 
 
 def ask(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:

@@ -9,14 +9,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 from hypothesis import given, settings
-from samples import rollout, rows, settled, write
-from strategies import rollout_lists
 
 from rollstore.errors import CorruptionError
 from rollstore.readers.polars import scan
 from rollstore.schema import Rollout, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.readers.samples import rollout, rows, settled, write
+from tests.strategies import rollout_lists
 
 
 @settings(max_examples=12, deadline=None)

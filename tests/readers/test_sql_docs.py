@@ -11,10 +11,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from samples import group, rollout
 
 from rollstore.readers.duckdb import VIEWS, connect
 from rollstore.store.store import open as open_store
+from tests.readers.samples import group, rollout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sql.md").read_text(encoding="utf-8")
 QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL)

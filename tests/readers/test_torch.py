@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
-from samples import group, rollout, settled, write
 
 from rollstore.batch import TokenBatch
 from rollstore.errors import (
@@ -27,6 +26,7 @@ from rollstore.readers.torch import RolloutLoader
 from rollstore.schema import Heads, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.readers.samples import group, rollout, settled, write
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from keyed_records import joined_heads, known
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollstore.replay.samplers.transformers import Turn, generate
 from rollstore.schema import Rollout, Sampler, Span
+from tests.replay.keyed_records import joined_heads, known
 
 SAMPLER = Sampler(temperature=0.8, top_k=50, top_p=0.95)
 

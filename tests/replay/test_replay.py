@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keyed_records import Memory, known
 from msgspec.structs import replace
 
 from rollstore.errors import NotFoundError, UnsupportedRecordError
 from rollstore.replay import replay
 from rollstore.replay.regenerate import drawn_runs
 from rollstore.schema import Rollout, Sampler, Span
+from tests.replay.keyed_records import Memory, known
 
 Record = Callable[..., Rollout]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keyed_records import Memory, joined_heads, known
 
 from examples import smollm2
 from rollstore.replay import replay
 from rollstore.replay.samplers.transformers import generate
 from rollstore.schema import Rollout, Sampler, Span
+from tests.replay.keyed_records import Memory, joined_heads, known
 
 pytestmark = pytest.mark.model
 QUESTIONS = ["What is 12 + 30?", "What is 7 times 6, and why do you think so?"]

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import errors, ids, once, rollout
 
 from rollstore.errors import DuplicateError, NotFoundError, SchemaError, StoreError
 from rollstore.schema import to_table
 from rollstore.store.columns import publish_types
 from rollstore.store.store import Store
+from tests.store.conftest import errors, ids, once, rollout
 
 
 def test_rows_are_seen_after_a_flush_and_still_after_the_seal(store: Store) -> None:

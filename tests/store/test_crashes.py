@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from conftest import errors, ids, rollout
 
 from rollstore.errors import RollstoreError, WriteError
 from rollstore.store import seal
 from rollstore.store.filesystem import Filesystem
 from rollstore.store.store import Store, open_on
 from rollstore.testing import Fault, MachineCrash, MemoryFilesystem
+from tests.store.conftest import errors, ids, rollout
 
 SEEDS = range(3)
 

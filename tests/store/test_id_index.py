@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import rollout
 
 from rollstore.store import index
 from rollstore.store.index import Segment
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.store.conftest import rollout
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from conftest import rollout
 
 from rollstore.errors import CorruptionError, StoreError, VersionError
 from rollstore.store import frame, statistics
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.part import Orphan, open_part, row_bytes, split, write_part
 from rollstore.store.store import Store
+from tests.store.conftest import rollout
 
 META = {"rollstore.schema": "1.0", "rollstore.table": "scores"}
 NAME = "20260101T000000-" + "a" * 32 + "-000001"

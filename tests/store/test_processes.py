@@ -9,15 +9,14 @@ import sys
 import textwrap
 from pathlib import Path
 
-from conftest import errors, ids, once, rollout
-
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.store.conftest import errors, ids, once, rollout
 
 PRELUDE = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from conftest import ids, rollout
+from tests.store.conftest import ids, rollout
 from rollstore.errors import RollstoreError, WriteError
 from rollstore.store.store import open as open_store
 store = open_store(sys.argv[1])

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import errors, ids, once, rollout
 
 from rollstore.errors import CorruptionError
 from rollstore.store.store import Store, open_on
 from rollstore.store.store import open as open_store
 from rollstore.testing import MemoryFilesystem
+from tests.store.conftest import errors, ids, once, rollout
 
 
 def left_behind(disk: MemoryFilesystem, *names: str) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
-from conftest import ids, once, rollout
 
 from rollstore.errors import CorruptionError, StoreError, VersionError
 from rollstore.store import commits
@@ -16,6 +15,7 @@ from rollstore.store.snapshot import Snapshot
 from rollstore.store.store import Store, open_on
 from rollstore.store.store import open as open_store
 from rollstore.testing import MemoryFilesystem
+from tests.store.conftest import ids, once, rollout
 
 
 def held(snapshot: Snapshot) -> list[str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import errors, ids, rollout
 
 from rollstore.errors import CorruptionError
 from rollstore.schema import Span
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.store.conftest import errors, ids, rollout
 
 NOISE = "gumbel-philox4x32/1"
 

@@ -66,7 +66,8 @@ def test_a_shorter_prompt_is_no_extension() -> None:
 def test_what_the_replies_say_apart_stays_apart() -> None:
     one = replace(
         FIRST, sampler=Sampler(temperature=0.5), request_id="r0",
-        heads=Heads(size=2, counts=[2, 1, 1], tokens=[52, 50, 51, 9], logprobs=[-1.0, -5.0, -5.1, -0.9]), head_kind="behavior",
+        heads=Heads(size=2, counts=[2, 1, 1], tokens=[52, 50, 51, 9], logprobs=[-1.0, -5.0, -5.1, -0.9]),
+        head_kind="behavior",
         flags=(Flag(kind="head_conflict", column="head_tokens", index=2), Flag(kind="whole", column="tokens")),
         support=Support(np.array([1, 2, 1]), np.array([50, 51, 52, 9])),
     )  # fmt: skip

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from vllm_objects import completion, dicts, engine, output, params
 
 import rollstore
 from rollstore import Rollout, SchemaError
@@ -19,6 +18,7 @@ from rollstore.batch import Transform, as_behavior, collate, refuse_unusable
 from rollstore.errors import UnsupportedRecordError
 from rollstore.writers import vllm
 from rollstore.writers.conversation import conversation
+from tests.writers.vllm_objects import completion, dicts, engine, output, params
 
 RAW = vllm.configuration(engine("raw_logprobs"))
 PROCESSED = vllm.configuration(engine("processed_logprobs"))

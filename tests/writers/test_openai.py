@@ -215,6 +215,8 @@ def test_the_seeds_of_n_outputs_are_known_of_vllm_only(engine: str, seeds: list[
     assert [rollout.samplers[0].seed for rollout in made] == seeds  # type: ignore[index]
     assert [rollout.sample_index for rollout in made] == [0, 1]
     assert len({rollout.group_id for rollout in made}) == 1
+    chain = made[0].samplers[0].chain  # type: ignore[index]
+    assert chain == (("temperature", "min_p", "top_k", "top_p") if engine == "vllm" else None)
 
 
 # how it ended

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vllm_objects import completion, dicts, engine, flat, output, params, recorded, spans
 
 from rollstore import Rollout
 from rollstore.schema import to_table
 from rollstore.usable import Transform, usable_as_behavior
 from rollstore.writers import vllm
+from tests.writers.vllm_objects import completion, dicts, engine, flat, output, params, recorded, spans
 
 PROCESSED = vllm.configuration(engine("processed_logprobs"))
 RAW = vllm.configuration(engine("raw_logprobs"))

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_objects import completion, engine, output, params, spans
 
 import rollstore
 from rollstore import Rollout
 from rollstore.writers import vllm
+from tests.writers.vllm_objects import completion, engine, output, params, spans
 
 
 class Kept:

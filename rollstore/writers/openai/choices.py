@@ -30,6 +30,7 @@ from rollstore.writers.reply import (
     words,
 )
 from rollstore.writers.uuid7 import uuid7
+from rollstore.writers.vllm.outputs import CHAIN
 from rollstore.writers.weights import Number, Weights, at_completion, by_ends, by_spans, version_number
 
 STAND_IN = -9999.0
@@ -91,6 +92,7 @@ def sampler(request: Mapping[str, Any], server: Server, *, index: int = 0, engin
         stop=words(asked.get("stop")),
         stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
         grammar=msgspec.json.encode(limits).decode() if limits else None,
+        chain=CHAIN if engine == "vllm" else None,
         extra=extra or None,
     )
 

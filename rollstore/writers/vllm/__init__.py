@@ -4,7 +4,7 @@ Which distribution a log-prob is of is read from the engine's configuration (`lo
 """
 
 from rollstore.writers.vllm.configuration import Configuration, configuration
-from rollstore.writers.vllm.outputs import logprob_kind, replies, rollouts, sampler, stream_rollouts
+from rollstore.writers.vllm.outputs import logprob_kind, replies, rollouts, sampler, stream_replies, stream_rollouts
 from rollstore.writers.vllm.record import Recording, record
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "replies",
     "rollouts",
     "sampler",
+    "stream_replies",
     "stream_rollouts",
 ]

@@ -154,6 +154,23 @@ def rollouts(
     return [rollout(reply, **_fields(fields, *pair)) for reply, pair in zip(made, pairs, strict=True)]
 
 
+def stream_replies(
+    chunks: Sequence[Any],
+    params: Any,
+    *,
+    configuration: Configuration,
+    number: Number = version_number,
+    cache_state: str = "unknown",
+) -> list[Reply]:
+    """All `RequestOutput`s of one request, as `AsyncLLM.generate` yields them: parts (DELTA) or ever longer wholes.
+
+    One reply for each completion, in the order of their indices. A stream that was cut before its end gives the tokens
+    that came, with no finish and no weight versions.
+    """
+    how, group = _How(configuration, number, cache_state, None), uuid7()
+    return [_reply(chunks[-1], parts, params, group, how) for parts in _parts(chunks, params)]
+
+
 def stream_rollouts(
     chunks: Sequence[Any],
     params: Any,
@@ -163,12 +180,14 @@ def stream_rollouts(
     number: Number = version_number,
     cache_state: str = "unknown",
 ) -> list[Rollout]:
-    """All `RequestOutput`s of one request, as `AsyncLLM.generate` yields them: parts (DELTA) or ever longer wholes.
+    """The same as rollouts of one segment."""
+    made = stream_replies(chunks, params, configuration=configuration, number=number, cache_state=cache_state)
+    last = [parts[-1] for parts in _parts(chunks, params)]
+    return [rollout(reply, **_fields(fields, chunks[-1], part)) for reply, part in zip(made, last, strict=True)]
 
-    A stream that was cut before its end gives the tokens that came, with no finish and no weight versions.
-    """
-    if not chunks:
-        return []
+
+def _parts(chunks: Sequence[Any], params: Any) -> list[list[Any]]:
+    """What came of each completion; only the newest where that holds all before it."""
     parts: dict[int, list[Any]] = {}
     for chunk in chunks:
         for completion in chunk.outputs:
@@ -176,11 +195,7 @@ def stream_rollouts(
             if not is_delta(params):
                 own.clear()
             own.append(completion)
-    group, last, how = uuid7(), chunks[-1], _How(configuration, number, cache_state, None)
-    made: list[Rollout] = []
-    for _, own in sorted(parts.items()):
-        made.append(rollout(_reply(last, own, params, group, how), **_fields(fields, last, own[-1])))
-    return made
+    return [own for _, own in sorted(parts.items())]
 
 
 def is_delta(params: Any) -> bool:
