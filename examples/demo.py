@@ -53,6 +53,13 @@ def show(title: str, connection: Any, query: str) -> None:
     console.print(table)
 
 
+def turns(store: rollstore.Store) -> int:
+    """How many rollouts have more than one turn of the policy."""
+    with connect(store) as connection:
+        query = "SELECT count(DISTINCT rollout_id) FROM spans WHERE is_action AND turn > 0"
+        return connection.sql(query).fetchall()[0][0]
+
+
 def main(path: Path) -> int:
     began = time.monotonic()
     if path.exists() and (path / "rollstore.json").exists():
@@ -73,36 +80,43 @@ def main(path: Path) -> int:
         second = collect(
             store, model, tokenizer, TASKS, step=1, progress=lambda _, d, n: progress("rollouts, step 1", d, n)
         )
-    console.print(
-        f"\nOne GRPO step: loss {metrics['loss']:.5f}, gradient norm {metrics['gradient_norm']:.3f}, "
-        f"furthest trainer log-prob from the sampler's {metrics['furthest_log_ratio']:.1e}. "
-        f"{len(first)} + {len(second)} rollouts in {path}.\n"
+    say(
+        f"\nOne GRPO step: loss {metrics['loss']:.5f}, gradient norm {metrics['gradient_norm']:.3f}; the trainer's "
+        f"log-probs are within {metrics['furthest_log_ratio']:.1e} of the sampler's.\n"
+        f"{len(first)} + {len(second)} rollouts in {path}, {turns(store)} of them of several turns.\n"
     )
     with connect(store) as connection:
         show("Mean log-prob by weight version", connection, BY_VERSION)
         show("Reward by weight version", connection, REWARD_BY_VERSION)
         show("Reward and mean log-prob by group", connection, BY_GROUP)
-    return report_replays(store, model, first, began)
+    return report_replays(store, model, tokenizer, first, began)
 
 
-def report_replays(store: rollstore.Store, new_model: Any, ids: list[str], began: float) -> int:
+def report_replays(store: rollstore.Store, new_model: Any, tokenizer: Any, ids: list[str], began: float) -> int:
     """Replay one rollout by id under the weights that made it, then under the new ones."""
     old_model, _ = smollm2.load()
     chosen = ids[0]
-    same = replay(store, chosen, old_model)
-    console.print(f"\nReplay of {chosen} from its checkpoint, sample and key:")
-    console.print(str(same), markup=False, highlight=False)
+    same = replay(store, chosen, old_model, weight_version=0)
+    say(f"\nReplay of {chosen} from its checkpoint, sample and key:\n{same}")
     for rollout_id in ids:
-        changed = replay(store, rollout_id, new_model, reference=old_model)
+        changed = replay(store, rollout_id, new_model, reference=old_model, weight_version=1)
         if not changed.identical:
-            console.print("\nThe same key under the new weights:")
-            console.print(str(changed), markup=False, highlight=False)
+            say(f"\nThe same id under the new weights (a: as recorded, b: now):\n{changed}")
+            first = changed.segments[-1].first
+            if first is not None and first.token_a is not None and first.token_b is not None:
+                a, b = (repr(tokenizer.decode([token])) for token in (first.token_a, first.token_b))
+                say(f"  token {first.token_a} is {a}, token {first.token_b} is {b}")
             break
     else:
-        console.print("\nUnder the new weights every rollout of step 0 comes out the same, token for token.")
-    console.print(f"\nDone in {time.monotonic() - began:.0f} s. Look further:")
-    console.print(f"  rollstore ls {store.path}\n  rollstore show {store.path} '{chosen}'", markup=False)
+        say("\nUnder the new weights every rollout of step 0 comes out the same, token for token.")
+    say(f"\nDone in {time.monotonic() - began:.0f} s. Look further:")
+    say(f"  rollstore ls {store.path}\n  rollstore show {store.path} '{chosen}'")
     return 0 if same.identical else 1
+
+
+def say(text: str) -> None:
+    """Print as it is: what a model wrote is no markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_the_weights_are_labelled_as_the_engine_was_told(processed: Any) -> None
 
 
 def test_the_prefix_cache_is_recorded(processed: Any) -> None:
-    prompt = "word " * 100
+    prompt = "word " * 200  # more than a block of the cache, which is 128 tokens on a CPU
     processed.reset_prefix_cache()
     (first,), (second,) = sampled(processed, [prompt]), sampled(processed, [prompt])
     assert (first.spans[-1].cached_tokens, first.spans[-1].cache_state) == (0, "fresh")

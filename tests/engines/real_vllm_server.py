@@ -6,8 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,7 +26,7 @@ SERVER = openai.Server(logprob_kind="behavior", context=256)
 
 
 @pytest.fixture(scope="module")
-def server(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def server(folder: str) -> Iterator[httpx.Client]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -36,23 +36,30 @@ def server(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ht
         "--logprobs-mode", "processed_logprobs", "--enable-scale-out",
     ]  # fmt: skip
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    log = Path(tmp_path_factory.mktemp("server")) / "log"
+    log: list[str] = []
+    settled = threading.Event()
+
+    def read(process: subprocess.Popen[str]) -> None:
+        """Take what the server writes, or it would wait for its pipe."""
+        for line in process.stdout or ():
+            log.append(line)
+            if "Application startup complete" in line:
+                settled.set()
+        settled.set()
+
     with subprocess.Popen(
         command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
+        reader = threading.Thread(target=read, args=(process,))
+        reader.start()
         try:
-            with log.open("w") as kept:
-                for line in process.stdout or ():
-                    kept.write(line)
-                    if "Application startup complete" in line:
-                        break
-                else:
-                    pytest.fail(f"the server ended: {log.read_text()[-2000:]}")
+            settled.wait()
+            assert process.poll() is None, "".join(log[-20:])
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
                 yield client
         finally:
             process.terminate()
-            process.communicate()
+            reader.join()
 
 
 def posted(server: httpx.Client, path: str, request: dict[str, Any]) -> bytes:
