@@ -34,10 +34,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python -m rollstore.schema.render --check
+	$(BIN)/python -m rollstore.cli.reference --check
 	$(BIN)/python -m pytest tests/test_architecture.py
 
+# What is generated from the declarations and from the command line.
 spec: setup
 	$(BIN)/python -m rollstore.schema.render
+	$(BIN)/python -m rollstore.cli.reference
 
 bench: setup
 	$(BIN)/python -m benchmarks

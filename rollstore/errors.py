@@ -31,7 +31,7 @@ class VersionError(StoreError):
 
 
 class CorruptionError(RollstoreError):
-    """Bytes on disk that do not hold their sum, or cannot be what they claim. Names the file and, if known, the batch."""
+    """Bytes on disk that do not hold their sum, or cannot be what they claim. Names the file and the batch."""
 
 
 class WriteError(RollstoreError, OSError):
@@ -52,4 +52,4 @@ class NotFoundError(RollstoreError, KeyError):
 
 
 class UnsupportedRecordError(RollstoreError):
-    """The record does not hold what was asked of it (a denominator, a head, a replay key). The message says which and why."""
+    """The record does not hold what was asked of it (a denominator, a head, a key). The message says which and why."""

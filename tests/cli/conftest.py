@@ -12,6 +12,12 @@ from rollstore.store.store import open as open_store
 from tests.cli import story
 
 
+@pytest.fixture(autouse=True)
+def a_pipe_of_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs the tests may have said how wide its own terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def shown_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with the story in it, one part. For reading."""
