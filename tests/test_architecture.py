@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import rollstore
+
 PACKAGE = Path(__file__).parent.parent / "rollstore"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -113,8 +115,23 @@ def test_every_room_is_in_the_picture() -> None:
     assert {room(path) for path in MODULES} - {"__init__", "__main__"} <= set(MAY_IMPORT)
 
 
-def test_importing_rollstore_loads_neither_torch_nor_duckdb_nor_polars() -> None:
+def test_importing_and_using_rollstore_loads_neither_torch_nor_duckdb_nor_polars(tmp_path: Path) -> None:
     heavy = "{'torch', 'duckdb', 'polars', 'transformers', 'typer', 'rich', 'pandas'}"
-    code = f"import sys, rollstore; print(sorted({heavy} & set(sys.modules)))"
+    store = f"rollstore.open({str(tmp_path / 's')!r}, create=True)"
+    use = f"[getattr(rollstore, name) for name in rollstore.__all__]; {store}.writer().close()"
+    code = f"import sys, rollstore; {use}; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
+
+
+def test_importing_rollstore_loads_not_even_pyarrow_before_a_name_is_used() -> None:
+    code = "import sys, rollstore; print(sorted({'pyarrow', 'numpy', 'msgspec'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert all(hasattr(rollstore, name) for name in rollstore.__all__)
+    assert set(rollstore.__all__) <= set(dir(rollstore))
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        rollstore.opne  # pyright: ignore  the misspelling is the point

@@ -22,9 +22,6 @@ PART_BYTES = 256 << 20
 DECODED_BYTES = 1 << 30
 """Decoded bytes that one output may hold, however well they compress: it is built in memory."""
 
-GRACE = 7 * 24 * 3600.0
-"""Seconds that a retired part stays, for readers that hold no lease."""
-
 _GROUP = ("run_id", "step", "group_id")
 Progress = Callable[[str, int], None]
 
@@ -110,7 +107,7 @@ def _grouped(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.argsort(np.array(order), kind="stable")))
 
 
-def vacuum(filesystem: Filesystem, *, grace: float = GRACE) -> list[str]:
+def vacuum(filesystem: Filesystem, *, grace: float) -> list[str]:
     """Delete retired parts, outputs of compactions that died, and what the dead left in staging; returns the files.
 
     Only what is older than `grace` seconds by the store's own clock, and what no open snapshot on this machine needs.

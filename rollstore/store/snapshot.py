@@ -9,8 +9,6 @@ from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 
 from rollstore.errors import CorruptionError, StoreError
 from rollstore.schema import SYSTEM_COLUMNS, TABLES, conform
@@ -195,6 +193,9 @@ class Snapshot:
 
 def _possible(parts: list[Part], where: pc.Expression, schema: pa.Schema, column: str) -> list[Part]:
     """Parts with a row that can be true, by one column alone: Arrow simplifies the filter under each guarantee."""
+    import pyarrow.dataset as ds  # slow to load, and only a filtered scan needs it
+    import pyarrow.fs as pafs
+
     format_, nowhere = ds.IpcFileFormat(), pafs.LocalFileSystem()
     fragments: list[ds.Fragment] = []
     always: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from fsspec.utils import get_protocol
 
 from rollstore.errors import CorruptionError, StoreError, WriteError
 from rollstore.schema import TABLES, Rollout, from_table
-from rollstore.store import compact as _compact
 from rollstore.store import document
-from rollstore.store import recover as _recover
-from rollstore.store import verify as _verify
 from rollstore.store.filesystem import Filesystem, LocalFilesystem, read_file
 from rollstore.store.index import Index
 from rollstore.store.lookup import lookup
@@ -28,6 +25,9 @@ from rollstore.store.part import FORMAT, Part, check_version
 from rollstore.store.snapshot import Cache, Snapshot, open_snapshot
 
 if TYPE_CHECKING:
+    from rollstore.store.compact import Report as CompactReport
+    from rollstore.store.finding import Finding
+    from rollstore.store.recover import Report as RecoverReport
     from rollstore.writers.writer import Appendable, Writer
 
 ABOUT = "rollstore.json"
@@ -140,29 +140,39 @@ class Store:
         """The live parts of a table."""
         return open_snapshot(self.filesystem, self._cache, lease=False).parts(table)
 
-    def compact(self, **options: Any) -> _compact.Report:
+    def compact(self, **options: Any) -> CompactReport:
         """Merge small parts into bigger ones, groups together. `options`: part_bytes, codec ("zstd", "lz4"), progress.
 
         Raises CorruptionError, WriteError.
         """
-        with self.snapshot() as snapshot:
-            return _guard(self.path, lambda: _compact.compact(snapshot, **options))
+        from rollstore.store.compact import compact  # upkeep is loaded when it is done: engines never need it
 
-    def vacuum(self, grace: float = _compact.GRACE) -> list[str]:
+        with self.snapshot() as snapshot:
+            return _guard(self.path, lambda: compact(snapshot, **options))
+
+    def vacuum(self, grace: float = 7 * 24 * 3600.0) -> list[str]:
         """Delete what was retired more than `grace` seconds ago and no open snapshot needs; returns the files."""
-        return _guard(self.path, lambda: _compact.vacuum(self.filesystem, grace=grace))
+        from rollstore.store.compact import vacuum
 
-    def recover(self, *, force: bool = False) -> _recover.Report:
+        return _guard(self.path, lambda: vacuum(self.filesystem, grace=grace))
+
+    def recover(self, *, force: bool = False) -> RecoverReport:
         """Seal what dead writers left, move aside what is no part. `force` goes past locks, where they do not work."""
-        return _guard(self.path, lambda: _recover.recover(self.filesystem, force=force))
+        from rollstore.store.recover import recover
 
-    def verify(self) -> list[_verify.Finding]:
+        return _guard(self.path, lambda: recover(self.filesystem, force=force))
+
+    def verify(self) -> list[Finding]:
         """Check every byte and every row; what is wrong, as data."""
+        from rollstore.store.verify import verify
+
         with self.snapshot() as snapshot:
-            return _verify.verify(snapshot)
+            return verify(snapshot)
 
     def info(self) -> Info:
         """Counts from the parts' own statistics. Raises CorruptionError where a part is damaged."""
+        from rollstore.store.recover import orphans
+
         with self.snapshot() as snapshot:
             tables = {
                 name: TableInfo(
@@ -181,7 +191,7 @@ class Store:
                 commits=snapshot.log.number,
                 tables=tables,
                 journals=len(snapshot.journals),
-                orphans=tuple(_recover.orphans(self.filesystem, snapshot.log)),
+                orphans=tuple(orphans(self.filesystem, snapshot.log)),
             )
 
 
@@ -225,9 +235,11 @@ def _create(filesystem: Filesystem) -> None:
 
 def _local(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
-    protocol = get_protocol(text)
-    if protocol not in ("file", "local"):
-        raise StoreError(f"{text}: wanted a local path, got a {protocol} address; remote stores are not supported yet")
+    address = re.match(r"(\w[\w+.-]*)(?:://|::)", text)  # one letter before ":/" is a drive, not a protocol
+    if address is None:
+        return text
+    if address[1] not in ("file", "local"):
+        raise StoreError(f"{text}: wanted a local path, got a {address[1]} address; remote stores are not yet possible")
     return text.removeprefix("file://").removeprefix("local://")
 
 

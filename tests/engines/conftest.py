@@ -14,11 +14,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from examples import smollm2
-
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32", "enforce_eager": True, "max_model_len": 256, "max_logprobs": 20, "disable_log_stats": False,
-}  # fmt: skip
-PROMPTS = ["The capital of France is", "Three fruits:", "def add(a, b):"]
+from tests.engines.settings import SETTINGS
 
 
 @pytest.fixture(scope="session")

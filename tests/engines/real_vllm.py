@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import PROMPTS
 
 import rollstore
 from rollstore import Rollout
 from rollstore.replay.score import score_rollouts
 from rollstore.usable import Transform, usable_as_behavior
 from rollstore.writers import vllm
+from tests.engines.settings import PROMPTS
 
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "max_tokens": 24, "logprobs": 5, "seed": 7}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SETTINGS
 
 from rollstore import Rollout
 from rollstore.replay.score import score_rollouts
 from rollstore.schema import to_table
 from rollstore.writers import vllm
 from rollstore.writers.conversation import conversation
+from tests.engines.settings import SETTINGS
 
 PROMPT = [1, 504, 3575, 282, 4649, 314]
 

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from conftest import PROMPTS
 
 from rollstore import Rollout
 from rollstore.replay.score import score_rollouts
 from rollstore.schema import to_table
 from rollstore.writers import openai
+from tests.engines.settings import PROMPTS
 
 IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 SAMPLING = {"model": "smol", "temperature": 0.8, "top_p": 0.9, "top_k": 50, "max_tokens": 16, "seed": 5}
