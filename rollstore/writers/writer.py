@@ -121,11 +121,12 @@ class Writer:
     def _checked(self, data: Appendable) -> pa.Table:
         if isinstance(data, Rollout):
             data = [data]
-        if not isinstance(data, pa.RecordBatch | pa.Table):
-            if self.table != "rollouts":
-                raise TypeError(f"{self.table}: wanted a RecordBatch or Table, got {type(data).__name__}")
-            data = to_table(list(data))
-        table = prepare(data, self.table)
+        if isinstance(data, pa.RecordBatch | pa.Table):
+            table = prepare(data, self.table)
+        elif self.table == "rollouts":
+            table = to_table(list(data))
+        else:
+            raise TypeError(f"{self.table}: wanted a RecordBatch or Table, got {type(data).__name__}")
         if self.run is not None and "run_id" in table.column_names:
             table = _with_run(table, self.run)
         if "written_at" in table.column_names:
