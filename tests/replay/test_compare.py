@@ -1,4 +1,4 @@
-"""Two runs of one rollout: handed case H32, and the verdict on a flip."""
+"""Two runs of one rollout: the same ids under other conditions, and the verdict on a flip."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ def logs(*probabilities: float) -> list[float]:
 
 def test_temperature_divides_the_logits() -> None:
     found = log_probs(process(T([[2.0, 1.0, 0.0]]), temperature=0.5))[0]
-    assert found[1].item() == pytest.approx(-2.14293, rel=1e-4)  # handed case H01 (a)
+    assert found[1].item() == pytest.approx(-2.14293, rel=1e-4)
 
 
 def test_top_k_renormalises_over_what_it_keeps() -> None:
     found = log_probs(process(T([[2.0, 1.0, 0.0]]), top_k=2))[0]
-    assert found[1].item() == pytest.approx(-1.31326, rel=1e-4)  # handed case H01 (c)
+    assert found[1].item() == pytest.approx(-1.31326, rel=1e-4)
     assert found[2].item() == -math.inf
 
 
