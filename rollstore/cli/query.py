@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
@@ -123,11 +123,13 @@ def ask(connection: DuckDBPyConnection, query: str, **values: Any) -> Answer:
     worker = ThreadPoolExecutor(1)
 
     def computed(step: Callable[[], Any]) -> Any:
+        running = worker.submit(step)
         try:
-            return worker.submit(step).result()
+            return running.result()
         except KeyboardInterrupt:
-            connection.interrupt()
-            worker.shutdown()
+            while not running.done():  # a query that only now begins forgets an interrupt that came before
+                connection.interrupt()
+                wait([running], timeout=0.05)
             raise
 
     def begin() -> pa.RecordBatchReader:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rollstore.losses.transform import Recorded, divisor, dropped
 
-ELEMENTS = 1 << 24
-"""Logits in one chunk, when the caller does not say how many actions it takes."""
+ELEMENTS = 1 << 25
+"""Logits in one chunk, at most, when the caller does not say how many actions it takes: 128 MiB of float32."""
 
 
 def logprobs_of_logits(
@@ -78,9 +78,15 @@ def selected_logprobs(
     ids = empty if head_tokens is None else head_tokens
     counts = torch.zeros_like(tokens) if head_counts is None else head_counts
     how = Recorded(temperature, top_k, top_p, min_p, *(support or (None, None)))
-    size = chunk or max(1, ELEMENTS // weight.shape[0])
+    size = chunk or _even(len(tokens), max(1, ELEMENTS // weight.shape[0]))
     own, heads = _Selected.apply(hidden, weight, tokens, ids, counts, how, size)  # pyright: ignore[reportGeneralTypeIssues]  # torch types apply() as Any
     return own, (None if head_tokens is None else heads)
+
+
+def _even(actions: int, most: int) -> int:
+    """Actions at a time, so that chunks of at most `most` are about as large as one another."""
+    pieces = max(1, -(-actions // most))
+    return max(1, -(-actions // pieces))
 
 
 def _rows(head_tokens: Tensor, head_counts: Tensor | None, actions: int) -> Tensor:
@@ -103,8 +109,9 @@ class _Selected(torch.autograd.Function):
         norms = torch.empty_like(own)
         rows = _rows(ids, counts, len(tokens))
         parts = _parts(tokens, counts, len(ids), how, size)
+        room = _room(hidden, weight, wide, size)
         for part in parts:
-            z, _ = part.logits(hidden, weight, wide)
+            z, _ = part.logits(hidden, weight, wide, room)
             local = rows[part.heads] - part.of.start
             own[part.of] = z.gather(-1, tokens[part.of][:, None]).squeeze(-1)
             heads[part.heads] = z[local, ids[part.heads]]
@@ -114,7 +121,7 @@ class _Selected(torch.autograd.Function):
             own[part.of] -= norm
             heads[part.heads] -= norm[local]
         ctx.save_for_backward(hidden, weight, tokens, ids, rows, norms)
-        ctx.parts = parts
+        ctx.parts, ctx.size = parts, size
         return own, heads
 
     @staticmethod
@@ -125,9 +132,10 @@ class _Selected(torch.autograd.Function):
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
+        room = _room(hidden, weight, wide, ctx.size)
         with torch.autocast(hidden.device.type, enabled=False):
             for part in ctx.parts:
-                z, gone = part.logits(hidden, weight, wide)
+                z, gone = part.logits(hidden, weight, wide, room)
                 local = rows[part.heads] - part.of.start
                 total = grad_own[part.of].clone().index_add_(0, local, grad_heads[part.heads])
                 dz = z.sub_(norms[part.of][:, None]).exp_().mul_(-total[:, None])
@@ -149,6 +157,16 @@ class _Selected(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
+def _room(hidden: Tensor, weight: Tensor, wide: torch.dtype, size: int) -> Tensor | None:
+    """Space [size, V] for the logits of one chunk after another; None where they must be widened, and are new anyway.
+
+    Getting as much memory anew for each chunk, page by page, costs as much as the arithmetic on it.
+    """
+    if weight.dtype != wide:
+        return None
+    return torch.empty(min(size, len(hidden)), len(weight), dtype=wide, device=weight.device)
+
+
 class _Part(NamedTuple):
     """One chunk of actions, its head entries, and the transform on it."""
 
@@ -156,9 +174,12 @@ class _Part(NamedTuple):
     heads: slice
     how: Recorded
 
-    def logits(self, hidden: Tensor, weight: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """(tempered and filtered logits [C, V] of the chunk, a fresh tensor; which of them were taken away)."""
-        z = (hidden[self.of] @ weight.T).to(wide)
+    def logits(
+        self, hidden: Tensor, weight: Tensor, wide: torch.dtype, room: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tempered and filtered logits [C, V] of the chunk, in `room` if given; which of them were taken away)."""
+        own = hidden[self.of]
+        z = (own @ weight.T).to(wide) if room is None else torch.mm(own, weight.T, out=room[: len(own)])
         if self.how.temperature is not None:
             z.div_(divisor(self.how.temperature, wide)[:, None])
         gone = dropped(z, self.how)
