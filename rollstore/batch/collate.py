@@ -17,6 +17,7 @@ from rollstore.batch.samplers import drawn
 from rollstore.batch.token_batch import Ending, Heads, Routing, Support, TokenBatch
 from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.flat import Flat, Rows
+from rollstore.schema.rules.heads import STAND_IN
 from rollstore.usable import Transform
 
 Ints = npt.NDArray[np.int64]
@@ -81,7 +82,7 @@ def collate(
         group=torch.from_numpy(_groups(rows, ids)),
         group_size=torch.from_numpy(_numbers(rows, "group_size", 0)),
         behavior_logprobs=torch.from_numpy(logprobs),
-        valid=torch.from_numpy(np.isfinite(logprobs)),
+        valid=torch.from_numpy(np.isfinite(logprobs) & (logprobs > STAND_IN)),
         weight_versions=torch.from_numpy(versions),
         version_known=torch.from_numpy(version_known),
         rewards=torch.from_numpy(_rewards(rows, rollout, segment)),

@@ -11,6 +11,7 @@ from torch import Tensor
 from rollstore.batch import TokenBatch, refuse_unusable
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses.ratios import Corrections, Metrics, Numerator, each
+from rollstore.schema.rules.heads import STAND_IN
 
 
 class Inputs(NamedTuple):
@@ -49,7 +50,7 @@ def inputs(batch: TokenBatch, logprobs: Tensor, *, behavior: bool, needs: Sequen
     if behavior:
         refuse_unusable(batch)
         metrics["behavior/missing"] = (weighted & batch.behavior_logprobs.isnan()).sum()
-        metrics["behavior/impossible"] = (weighted & (batch.behavior_logprobs == -torch.inf)).sum()
+        metrics["behavior/impossible"] = (weighted & (batch.behavior_logprobs <= STAND_IN)).sum()
         active = active & batch.valid
     for name in needs:
         missing = needed(batch, name).isnan()

@@ -14,15 +14,20 @@ from rollstore.schema.rollouts import ROLLOUTS
 from rollstore.schema.rules.heads import STAND_IN, outside_support
 
 FlagKind = Literal[
+    "context_shifted",
     "drawn_outside_support",
     "floored_logprob",
+    "head_conflict",
     "id_outside_tokenizer",
     "impossible_draw",
     "json_value",
     "logprob_above_zero",
     "nan_entropy",
+    "nan_head",
     "nan_logprob",
+    "sampled_id_missing",
     "text_escaped",
+    "unplaced_logprobs",
 ]
 
 FLAG_KINDS: tuple[FlagKind, ...] = get_args(FlagKind)

@@ -84,6 +84,7 @@ def act(recorder: Any, reply: Reply, **span: Any) -> None:
             extra["support_tokens"] = reply.support.tokens[int(ends[first]) : int(ends[last])]
         recorder.act(
             reply.tokens[first:last],
+            flags=reply.flags if first == 0 else (),  # their indices count from the reply's first token
             weight_versions=None if reply.weights is None else _cut(reply.weights.versions, first, last),
             heads=cut_heads(reply.heads, first, last, len(reply.tokens)),
             sampler=reply.sampler,

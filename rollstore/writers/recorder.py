@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollstore.errors import SchemaError
-from rollstore.schema import Heads, Known, Rollout, Sampler, Span
+from rollstore.schema import Flag, Heads, Known, Rollout, Sampler, Span
 from rollstore.schema.known import known
 from rollstore.writers.uuid7 import uuid7
 
@@ -54,6 +54,8 @@ class Recorder:
         self._actions: list[dict[str, Known | None]] = []
         self._action_counts: list[int] = []
         self._heads: list[Heads | None] = []
+        self._supports: list[tuple[Ints, Ints] | None] = []
+        self._flags: list[Flag] = []
         self._spans: list[Span] = []
         self._samplers: list[Sampler] = []
         self._turn = 0
@@ -93,6 +95,9 @@ class Recorder:
         ranks: Any = None,
         entropies: Any = None,
         batch_rows: Any = None,
+        support_counts: Any = None,
+        support_tokens: Any = None,
+        flags: Sequence[Flag] = (),
         logprob_kind: str | None = None,
         head_kind: str | None = None,
         role: str = "assistant",
@@ -101,8 +106,10 @@ class Recorder:
         """Tokens [n] that the policy drew, with what the engine said of each.
 
         The per-action arguments are [n], with None (or a `Known` pair) for single unknowns; a whole one that was not
-        reported stays None. `weight_versions` may be one number for all; the span is split where it changes. Raises
-        ValueError, with nothing recorded of the call, where a length does not fit.
+        reported stays None. `weight_versions` may be one number for all; the span is split where it changes.
+        `support_counts` [n] and `support_tokens` (flat) come together. An index of a flag counts from the first of
+        these tokens, or of their head or support entries. Raises ValueError, with nothing recorded of the call, where
+        a length does not fit.
         """
         self._check_open()
         ids = _ids(tokens)
@@ -121,6 +128,7 @@ class Recorder:
             if column is not None and len(column) != count:
                 raise ValueError(f"act: {name}: wanted {count} values, one per token, got {len(column)}")
         head_counts = None if heads is None else _head_counts(heads, count)
+        support = None if support_counts is None else _support(support_counts, support_tokens, count)
         sampler_index = self._sampler(sampler)
         fields: dict[str, Any] = {"turn": self._turn, "sampler": sampler_index, "origin": "sampled", **span}
         for name, kind in (("logprob_kind", logprob_kind), ("head_kind", head_kind)):
@@ -129,7 +137,9 @@ class Recorder:
         start = self._length()
         for first, last in _runs(columns["weight_versions"], count):
             self._spans.append(Span(start=start + first, length=last - first, role=role, is_action=True, **fields))
+        self._flags.extend(self._moved(flag, start) for flag in flags)
         self._put(ids, action=True)
+        self._supports.append(support)
         self._actions.append(columns)
         self._action_counts.append(count)
         self._heads.append(None if heads is None else _counted(heads, head_counts))
@@ -194,6 +204,23 @@ class Recorder:
             self._samplers.append(sampler)
         return self._samplers.index(sampler)
 
+    def _moved(self, flag: Flag, start: int) -> Flag:
+        """The flag with its index counted over the whole segment so far."""
+        if flag.index is None:
+            return flag
+        head_entries = sum(len(h.tokens) for h in self._heads if h is not None and h.tokens is not None)
+        support_entries = sum(len(support[1]) for support in self._supports if support is not None)
+        before = {
+            "tokens": start,
+            "action_mask": start,
+            "token_bytes": start,
+            "head_tokens": head_entries,
+            "head_logprobs": head_entries,
+            "support_tokens": support_entries,
+        }
+        index = flag.index + before.get(flag.column or "", sum(self._action_counts))
+        return Flag(kind=flag.kind, column=flag.column, index=index)
+
     def _append(self, **fields: Any) -> None:
         columns = {name: _joined([a[name] for a in self._actions], self._action_counts) for name in ACTION_COLUMNS}
         row: dict[str, Any] = {
@@ -202,6 +229,8 @@ class Recorder:
             "finished_at": datetime.now(UTC),
             "segment": self._segment,
             "heads": _joined_heads(self._heads, self._action_counts),
+            **_joined_supports(self._supports, self._action_counts),
+            "flags": (*(self._fields.get("flags") or ()), *self._flags) or None,
             "spans": tuple(self._spans),
             "samplers": tuple(self._samplers) or None,
             **{name: value for name, value in fields.items() if value is not None},
@@ -237,6 +266,28 @@ def _head_counts(heads: Heads, count: int) -> npt.NDArray[np.int64]:
         if entries != counts.sum():
             raise ValueError(f"act: heads.{name}: wanted {counts.sum()} entries, got {entries}")
     return counts
+
+
+def _support(counts: Any, tokens: Any, count: int) -> tuple[Ints, Ints]:
+    kept, ids = _ids(counts), _ids([] if tokens is None else tokens)
+    if len(kept) != count or len(ids) != kept.sum():
+        raise ValueError(
+            f"act: support: wanted {count} counts of {kept.sum()} ids in all, got {len(kept)} of {len(ids)}"
+        )
+    return kept, ids
+
+
+def _joined_supports(supports: Sequence[tuple[Ints, Ints] | None], counts: Sequence[int]) -> dict[str, Ints]:
+    """The support over all acts; one that did not report it contributes empty ones."""
+    if all(support is None for support in supports):
+        return {}
+    nothing = np.zeros(0, np.int64)
+    return {
+        "support_counts": np.concatenate(
+            [np.zeros(n, np.int64) if s is None else s[0] for s, n in zip(supports, counts, strict=True)]
+        ),
+        "support_tokens": np.concatenate([nothing if support is None else support[1] for support in supports]),
+    }
 
 
 def _counted(heads: Heads, counts: npt.NDArray[np.int64] | None) -> Heads:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rollstore
-from rollstore import Heads, Rollout, Sampler, SchemaError
+from rollstore import Flag, Heads, Rollout, Sampler, SchemaError
 from rollstore.writers.recorder import Recorder
 from rollstore.writers.uuid7 import uuid7
 
@@ -123,6 +123,26 @@ def test_heads_that_do_not_fit_are_refused_and_nothing_is_recorded_of_the_call()
         rollout.end("terminated")
     assert kept.rows[0].tokens.tolist() == [1, 2]
     assert kept.rows[0].heads is None
+
+
+def test_supports_and_flags_are_counted_over_the_whole_segment(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    with store.writer() as writer, writer.rollout(rollout_id="a") as rollout:
+        rollout.observe([1, 2], role="user")
+        rollout.act([3], heads=Heads(size=2, tokens=[3, 4], logprobs=[-0.1, -3.0]))
+        flags = [Flag(kind="a", column=column, index=0) for column in ("tokens", "logprobs", "head_tokens")]
+        rollout.act([5, 6], support_counts=[1, 2], support_tokens=[5, 6, 7], flags=[*flags, Flag(kind="whole")])
+        with pytest.raises(ValueError, match="wanted 1 counts of 2 ids"):
+            rollout.act([8], support_counts=[2], support_tokens=[8])
+        rollout.end("terminated")
+    row = store.get("a", segment=0)
+    assert (row.support_counts.tolist(), row.support_tokens.tolist()) == ([0, 1, 2], [5, 6, 7])
+    assert [(f.column, f.index) for f in row.flags] == [
+        ("tokens", 3),
+        ("logprobs", 1),
+        ("head_tokens", 2),
+        (None, None),
+    ]
 
 
 def test_leaving_by_an_exception_appends_the_partial_as_aborted() -> None:

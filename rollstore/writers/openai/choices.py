@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from rollstore.schema import Engine, Flag, Known, Media, Rollout, Sampler
+from rollstore.schema.rules.heads import STAND_IN
 from rollstore.writers.conversation import rollout
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
@@ -32,9 +33,6 @@ from rollstore.writers.reply import (
 from rollstore.writers.uuid7 import uuid7
 from rollstore.writers.vllm.outputs import CHAIN
 from rollstore.writers.weights import Number, Weights, at_completion, by_ends, by_spans, version_number
-
-STAND_IN = -9999.0
-"""What servers send for minus infinity, for NaN and for a log-prob they do not have, which strict JSON cannot hold."""
 
 CONSTRAINTS = (
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids",
