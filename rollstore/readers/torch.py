@@ -91,6 +91,13 @@ class RolloutLoader:
             raise ValueError(f"tokens_per_batch: wanted at least 1, got {tokens_per_batch}; or rollouts_per_batch")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank: wanted 0 to {world_size - 1}, got {rank}")
+        for name, value, least in (("seed", seed, 0), ("window", window, 1), ("prefetch", prefetch, 0)):
+            if not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
+        if oversize not in ("raise", "skip"):
+            raise ValueError(f"oversize: wanted 'raise' or 'skip', got {oversize!r}")
+        if isinstance(columns, str):
+            raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
         held = store.snapshot() if snapshot is None else snapshot
         self._lease = Lease(held) if snapshot is None else None
         self._budget, self._most = tokens_per_batch, rollouts_per_batch

@@ -30,6 +30,15 @@ def escape(value: Any) -> Any:
     return value
 
 
+def as_stored(text: str) -> str:
+    """A text as a table holds it: escaped where UTF-8 cannot hold it as it is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return escape(text)
+    return text
+
+
 def unescape(value: Any) -> Any:
     """What `escape` was given."""
     if isinstance(value, str):

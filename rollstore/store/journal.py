@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import pyarrow as pa
 
 from rollstore.errors import CorruptionError
+from rollstore.schema.lazy import lazy
 from rollstore.store import frame
 from rollstore.store.filesystem import Filesystem, ReadHandle, WriteHandle
 from rollstore.store.names import JOURNAL, STAGED
@@ -139,7 +139,7 @@ class JournalView:
     def size(self) -> int:
         return self.end
 
-    @cached_property
+    @lazy
     def _opening(self) -> pa.Buffer:
         return self.schema.serialize()
 

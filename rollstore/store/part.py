@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from rollstore.errors import CorruptionError, StoreError, VersionError
 from rollstore.schema import VERSION
+from rollstore.schema.lazy import lazy
 from rollstore.store import frame, statistics
 from rollstore.store.filesystem import Filesystem, ReadHandle, read_file
 from rollstore.store.names import PART, STAGED, new_id
@@ -70,11 +70,11 @@ class Part:
         """Who wrote it, in the writer's own words; for people."""
         return self.tail.metadata.get(SOURCE_KEY)
 
-    @cached_property
+    @lazy
     def _opening(self) -> pa.Buffer:
         return self.schema.serialize()
 
-    @cached_property
+    @lazy
     def first_rows(self) -> tuple[int, ...]:
         """Row number at which each batch begins."""
         return tuple(np.cumsum([0, *(batch.rows for batch in self.tail.batches)])[:-1].tolist())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.errors import CorruptionError, StoreError
 from rollstore.schema import SYSTEM_COLUMNS, TABLES, conform
+from rollstore.schema.lazy import lazy
 from rollstore.store import commits
 from rollstore.store.columns import read_types
 from rollstore.store.filesystem import Filesystem, WriteHandle
@@ -69,7 +70,7 @@ class Snapshot:
                     lock.close()
 
     def parts(self, table: str) -> list[Part]:
-        """The live parts of a table, in order of name. Files that are no part of ours are left out.
+        """The live parts of a table, in order of name. Files that are no part of ours are left out, with a warning.
 
         Raises CorruptionError where one is damaged, StoreError where one is gone.
         """
@@ -93,6 +94,8 @@ class Snapshot:
                 self.cache.parts[key] = open_part(self.filesystem, table, name)
             except Orphan:
                 self.cache.orphans.add(key)
+                # No crash leaves half a part under its name, so rows may be missing from every answer: say so.
+                warnings.warn(f"{table}/{name}{PART}: no whole part, nothing of it is read: see verify", stacklevel=2)
                 return None
             except FileNotFoundError as error:
                 raise StoreError(
@@ -111,7 +114,7 @@ class Snapshot:
         """Rows of a table, from the parts' own statistics."""
         return sum(part.rows for part in self.parts(table)) + sum(view.rows for view in self.views(table))
 
-    @cached_property
+    @lazy
     def _schemas(self) -> dict[str, pa.Schema]:
         return {}
 
@@ -133,7 +136,7 @@ class Snapshot:
             )
         return self._schemas[table]
 
-    @cached_property
+    @lazy
     def _blanks(self) -> dict[str, tuple[dict[str, int], list[pa.Array]]]:
         return {}
 

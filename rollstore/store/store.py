@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from rollstore.errors import CorruptionError, StoreError, WriteError
 from rollstore.schema import TABLES, Rollout, from_table
+from rollstore.schema.text import as_stored
 from rollstore.store import document
 from rollstore.store.filesystem import Filesystem, LocalFilesystem, read_file
 from rollstore.store.index import Index
@@ -101,6 +102,9 @@ class Store:
 
         Raises NotFoundError, and DuplicateError where one segment is stored with different contents.
         """
+        if not isinstance(rollout_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  callers are not all checked
+            raise TypeError(f"get: wanted a rollout_id as text, got {type(rollout_id).__name__}")
+        rollout_id = as_stored(rollout_id)
         try:
             rows = lookup(self._current(), self._index, rollout_id, segment)
         except StoreError:

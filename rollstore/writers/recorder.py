@@ -50,6 +50,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._tokens: list[Ints] = []
+        self._length = 0
         self._mask: list[npt.NDArray[np.bool_]] = []
         self._actions: list[dict[str, Known | None]] = []
         self._action_counts: list[int] = []
@@ -81,7 +82,7 @@ class Recorder:
         if self._acted and role != "assistant":
             self._turn, self._acted = self._turn + 1, False
         fields: dict[str, Any] = {"turn": self._turn, "origin": origin, **span}
-        self._spans.append(Span(start=self._length(), length=len(ids), role=role, is_action=False, **fields))
+        self._spans.append(Span(start=self._length, length=len(ids), role=role, is_action=False, **fields))
         self._put(ids, action=False)
 
     def act(
@@ -134,7 +135,7 @@ class Recorder:
         for name, kind in (("logprob_kind", logprob_kind), ("head_kind", head_kind)):
             if kind is not None and self._fields.setdefault(name, kind) != kind:
                 fields[name] = kind
-        start = self._length()
+        start = self._length
         for first, last in _runs(columns["weight_versions"], count):
             self._spans.append(Span(start=start + first, length=last - first, role=role, is_action=True, **fields))
         self._flags.extend(self._moved(flag, start) for flag in flags)
@@ -190,11 +191,9 @@ class Recorder:
         if self._ended:
             raise ValueError(f"rollout {self.rollout_id}: wanted an open rollout, got one that has ended")
 
-    def _length(self) -> int:
-        return sum(map(len, self._tokens))
-
     def _put(self, ids: Ints, *, action: bool) -> None:
         self._tokens.append(ids)
+        self._length += len(ids)
         self._mask.append(np.full(len(ids), action))
 
     def _sampler(self, sampler: Sampler | None) -> int | None:

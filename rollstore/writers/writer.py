@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.errors import RollstoreError, StoreError, WriteError
-from rollstore.schema import SYSTEM_COLUMNS, Rollout, prepare, to_table
+from rollstore.schema import SYSTEM_COLUMNS, Rollout, prepare, table_of, to_table
+from rollstore.schema.text import as_stored
 from rollstore.store import frame
 from rollstore.store.columns import publish_types, read_types
 from rollstore.store.journal import Cut, Journal
@@ -43,7 +44,14 @@ class Writer:
         self, store: Store, *, table: str = "rollouts", run: str | None = None, source: str | None = None,
         seal_bytes: int = SEAL_BYTES,
     ) -> None:  # fmt: skip
-        self.table, self.run, self.source, self.seal_bytes = table, run, source, seal_bytes
+        table_of(table)
+        for name, value in (("run", run), ("source", source)):
+            if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"writer: {name}: wanted text, got {type(value).__name__}")
+        if seal_bytes <= 0:
+            raise ValueError(f"writer: seal_bytes: wanted more than 0, got {seal_bytes}")
+        self.table, self.source, self.seal_bytes = table, source, seal_bytes
+        self.run = None if run is None else as_stored(run)
         self._store = store
         self._filesystem = store.filesystem
         self._types = read_types(store.filesystem)
