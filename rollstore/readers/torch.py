@@ -203,7 +203,9 @@ class RolloutLoader:
         return self._make(table)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch."""
+        """Go to the beginning of an epoch. Raises ValueError on what is no epoch."""
+        if not isinstance(epoch, int) or epoch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"epoch: wanted a whole number of at least 0, got {epoch!r}")
         self.epoch, self.position = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:

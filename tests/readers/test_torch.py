@@ -450,3 +450,18 @@ def test_impossible_arguments_are_refused(filled: Store) -> None:
         RolloutLoader(filled)
     with pytest.raises(ValueError, match="tokens_per_batch: wanted at least 1"):
         RolloutLoader(filled, tokens_per_batch=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"oversize": "drop"}, "oversize: wanted 'raise' or 'skip', got 'drop'"),
+        ({"prefetch": -1}, "prefetch: wanted a whole number of at least 0, got -1"),
+        ({"window": 0}, "window: wanted a whole number of at least 1, got 0"),
+        ({"seed": 1.5}, "seed: wanted a whole number of at least 0, got 1.5"),
+        ({"columns": "tokens"}, "columns: wanted a sequence of names, got the text 'tokens'"),
+    ],
+)
+def test_wrong_arguments_are_named_when_the_loader_is_made(store: Store, wrong: dict[str, object], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        RolloutLoader(store, tokens_per_batch=100, **wrong)  # pyright: ignore  the wrong type is the point

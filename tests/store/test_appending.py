@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from rollstore.errors import DuplicateError, NotFoundError, SchemaError, StoreError
-from rollstore.schema import to_table
+from rollstore.schema import Rollout, to_table
 from rollstore.store.columns import publish_types
 from rollstore.store.store import Store
 from tests.store.conftest import errors, ids, once, rollout
@@ -207,3 +207,30 @@ def test_bytes_that_are_a_pickle_come_back_as_bytes(store: Store, tmp_path: Path
     assert store.scan("rollouts", ["x_blob"]).read_all().to_pylist() == [{"x_blob": payload}]
     assert errors(store) == []
     assert not marker.exists()
+
+
+def test_an_id_with_a_lone_surrogate_is_found_again(store: Store) -> None:
+    store.append("rollouts", Rollout(rollout_id="a\ud800", tokens=[1, 2], action_mask=[0, 1]))
+    assert store.get("a\ud800", segment=0).rollout_id == "a\ud800"
+
+
+@pytest.mark.parametrize("id_", [5, None, b"a"])
+def test_get_by_what_is_no_text_is_a_type_error(store: Store, id_: object) -> None:
+    with pytest.raises(TypeError, match="get: wanted a rollout_id as text"):
+        store.get(id_)  # pyright: ignore  the wrong type is the point
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"table": "foo"}, ValueError, "wanted one of rollouts, scores, evaluations, uses, got 'foo'"),
+        ({"run": 5}, TypeError, "writer: run: wanted text, got int"),
+        ({"source": 5}, TypeError, "writer: source: wanted text, got int"),
+        ({"seal_bytes": 0}, ValueError, "writer: seal_bytes: wanted more than 0, got 0"),
+    ],
+)
+def test_a_writer_with_wrong_arguments_is_refused_when_it_is_made(
+    store: Store, wrong: dict[str, object], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        store.writer(**wrong)  # pyright: ignore  the wrong type is the point
