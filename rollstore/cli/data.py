@@ -104,8 +104,11 @@ def show(
     from rollstore.cli.show import turns
     from rollstore.cli.tokens import sums, texts, tokens
     from rollstore.cli.trace import trace
+    from rollstore.cli.transformers import require_folder
     from rollstore.store.store import open as open_store
 
+    if tokenizer is not None:
+        require_folder(tokenizer, "tokenizer")
     recorded = open_store(store).get(rollout_id)
     chosen = [one for one in recorded if segment is None or one.segment == segment]
     if not chosen:

@@ -1,8 +1,9 @@
 """What `--json` writes: one JSON document, with the same rules in every command.
 
 Unknown is null. NaN is the string "NaN", the infinities are "Infinity" and "-Infinity" (Python's `float()` and
-JavaScript's `Number()` read all three). Integers are written with all their digits. Times are ISO 8601, durations are
-seconds, bytes are base64. Decimals are numbers where a double has the same digits, else strings.
+JavaScript's `Number()` read all three). Integers are written with all their digits. Times are ISO 8601, infinite ones
+are "infinity" and "-infinity". Durations are seconds, bytes are base64. Decimals are numbers where a double has the
+same digits, else strings.
 """
 
 from __future__ import annotations

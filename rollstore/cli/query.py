@@ -25,6 +25,7 @@ from rollstore.cli import console
 from rollstore.cli.arguments import AsJson, StorePath, examples
 from rollstore.cli.document import document, plain
 from rollstore.cli.text import visible
+from rollstore.cli.values import carried, values
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -88,6 +89,11 @@ def sql(
 
     The views are rollouts, tokens, actions, spans, scores, evaluations, uses and groups.
     Unless allowed, a query sees the store and nothing else: no files, no network, no extensions, no settings.
+
+    What Arrow has no type for (bit, bignum, a time with a zone, ...) is text, as DuckDB writes it; so are, but for
+    --format arrow, dates and times out of the ordinary: infinite, outside the years 1 to 9999, with nanoseconds.
+    In a pipe or a file, csv and arrow hold the text of a model as it is, control characters included; on a terminal
+    csv has them written out, as \\x1b. The other formats write them out everywhere.
     """
     text = _query(query, file)
     chosen = Format.JSON if as_json else form
@@ -114,8 +120,8 @@ class Answer(NamedTuple):
     batches: Iterator[pa.RecordBatch]
 
 
-def ask(connection: DuckDBPyConnection, query: str, **values: Any) -> Answer:
-    """The answer of a query (of the last one, if there are several). `values` fill its $names.
+def ask(connection: DuckDBPyConnection, query: str, **given: Any) -> Answer:
+    """The answer of a query (of the last one, if there are several). `given` fill its $names.
 
     Ctrl-C stops it: DuckDB computes in a thread of its own, since a signal is not seen while it computes in this one.
     Raises ValueError for a statement without an answer, duckdb.Error for what DuckDB refuses.
@@ -133,10 +139,10 @@ def ask(connection: DuckDBPyConnection, query: str, **values: Any) -> Answer:
             raise
 
     def begin() -> pa.RecordBatchReader:
-        relation = connection.sql(query, params=values or None)
+        relation = connection.sql(query, params=given or None)
         if relation is None:  # pyright: ignore[reportUnnecessaryComparison] # duckdb's types leave it out
             raise ValueError("sql: wanted a query, got a statement without an answer")
-        return pa.RecordBatchReader.from_stream(relation)
+        return pa.RecordBatchReader.from_stream(carried(relation))
 
     def batches() -> Iterator[pa.RecordBatch]:
         while (batch := computed(lambda: next(reader, None))) is not None:
@@ -157,8 +163,7 @@ def _query(query: str | None, file: str | None) -> str:
 def rows(answer: Answer) -> Iterator[tuple[Any, ...]]:
     """The rows of an answer, as Python values."""
     for batch in answer.batches:
-        columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
-        yield from zip(*columns, strict=True)
+        yield from zip(*(values(column) for column in batch.columns), strict=True)
 
 
 def as_table(out: Console, answer: Answer, limit: int) -> None:
@@ -181,10 +186,18 @@ def as_table(out: Console, answer: Answer, limit: int) -> None:
 def as_csv(answer: Answer) -> None:
     """Write RFC 4180 rows with a header: null is empty, lists and structs are JSON. A terminal gets escapes."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(answer.schema.names)
+    # Python before 3.13 quotes a carriage return only where lines end with one: they are cut down to "\n" here.
+    writer = csv.writer(buffer, lineterminator="\r\n")
+
+    def write(cells: list[str]) -> None:
+        writer.writerow(cells)
+        buffer.seek(buffer.tell() - 2)
+        buffer.write("\n")
+        buffer.truncate()
+
+    write(answer.schema.names)
     for n, row in enumerate(rows(answer), 1):
-        writer.writerow(["" if value is None else _cell(value) for value in row])
+        write(["" if value is None else _cell(value) for value in row])
         if n % _BATCH_ROWS == 0:
             _flush(buffer)
     _flush(buffer)

@@ -55,14 +55,21 @@ def replay(
     """Draw a stored rollout again from its key.
 
     Says where the new draw comes apart from the record, if it does.
-    Exit status 0 if every drawn token is the same, 1 if not. A rollout without a key cannot be drawn again: the model
-    scores its tokens instead, and the exit status is 1.
+    Exit status 0 if every drawn token is the same, 1 if not. The same tokens can come from other weights: their
+    log-probs are compared with the recorded ones, and a difference beyond --tolerance (0.001 nats unless given) is
+    said, as is each known condition that differs, such as the weight version.
+    A rollout without a key cannot be drawn again: the model scores its tokens instead, and the exit status is 1.
+    Either way it needs the settings that drew: without a recorded sampler it is refused with exit status 2.
     """
+    from rollstore.cli.transformers import model as load
+    from rollstore.cli.transformers import require_folder
     from rollstore.store.store import open as open_store
 
+    for checkpoint in (model, against):
+        if checkpoint is not None:
+            require_folder(checkpoint, "checkpoint")
     opened = open_store(store)
     precision = dtype or _recorded_dtype(opened.get(rollout_id)) or "auto"
-    from rollstore.cli.transformers import model as load
     from rollstore.replay.replay import replay as replayed
 
     with console.waiting("drawing again"):

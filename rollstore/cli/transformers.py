@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -20,13 +21,20 @@ def _library() -> Any:
     return transformers
 
 
+def require_folder(path: str, what: str) -> None:
+    """Raises ValueError where the path is no folder: a name is never looked up on a hub."""
+    if not Path(path).is_dir():
+        raise ValueError(f"{path}: wanted a folder with a {what}, found none")
+
+
 def token_texts(path: str, ids: Sequence[int]) -> list[str | None]:
     """The text of each token. A character that spans tokens stands at the last; ids that the tokenizer lacks are None.
 
     Raises ValueError where the path holds no tokenizer.
     """
+    require_folder(path, "tokenizer")
     try:
-        tokenizer = _library().AutoTokenizer.from_pretrained(path)
+        tokenizer = _library().AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: wanted a tokenizer, {_first_line(error)}") from None
     size = len(tokenizer)
@@ -55,9 +63,10 @@ def model(path: str, dtype: str) -> PreTrainedModel:
 
     Raises ValueError where the path holds none.
     """
+    require_folder(path, "checkpoint")
     library = _library()
     try:
-        loaded = library.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        loaded = library.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: wanted a language model, {_first_line(error)}") from None
     return cast("PreTrainedModel", loaded.eval())

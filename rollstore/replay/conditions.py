@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rollstore.schema import Known, Rollout, Sampler, Span
+import numpy as np
+
+from rollstore.schema import Engine, Known, Rollout, Sampler, Span
 
 FRESH = ("fresh", "recomputed")
 NEUTRAL: dict[str, Any] = {
@@ -75,7 +77,7 @@ def conditions(a: Rollout, b: Rollout, position: int, action: int | None) -> tup
     found = [
         _condition("weight version", *(_known(rollout.weight_versions, action) for rollout in (a, b))),
         _condition("engine", *(None if engine is None else _joined(engine.name, engine.version) for engine in engines)),
-        _condition("numerics", *(_numerics(engine) for engine in engines)),
+        _numerics(*engines),
         _condition("batch rows", *(_known(rollout.batch_rows, action) for rollout in (a, b))),
         _condition("cache state", *(None if span is None else _said(span.cache_state) for span in spans)),
         _condition("prefix cache", *(None if span is None else span.cached_tokens for span in spans)),
@@ -85,6 +87,28 @@ def conditions(a: Rollout, b: Rollout, position: int, action: int | None) -> tup
         _condition("tokenizer", a.tokenizer, b.tokenizer),
     ]
     return tuple(found)
+
+
+def differing(a: Rollout, b: Rollout) -> tuple[Condition, ...]:
+    """What differed anywhere over the actions of two runs of the same tokens, each pair of values once.
+
+    It can change only where a span begins and where a value of the action columns does.
+    """
+    positions = np.flatnonzero(a.action_mask)
+    changes = np.diff(positions, prepend=-2) != 1
+    starts = [span.start for run in (a, b) for span in run.spans or ()]
+    changes |= np.isin(positions, starts)
+    for column in (a.weight_versions, b.weight_versions, a.batch_rows, b.batch_rows):
+        if column is not None:
+            count = min(len(positions), len(column.values))
+            for values in (column.values[:count], column.known[:count]):
+                changes[1:count] |= values[1:] != values[:-1]
+    found = (
+        condition
+        for action in np.flatnonzero(changes).tolist()
+        for condition in conditions(a, b, int(positions[action]), action)
+    )
+    return tuple(dict.fromkeys(condition for condition in found if condition.status == "differ"))
 
 
 def explanations(found: tuple[Condition, ...], verdict: str, *, contradicted: bool) -> tuple[Explanation, ...]:
@@ -173,12 +197,21 @@ def _joined(*parts: str | None) -> str:
     return " ".join(part for part in parts if part is not None)
 
 
-def _numerics(engine: Any) -> str | None:
+def _numerics(a: Engine | None, b: Engine | None) -> Condition:
+    """Compared over what both engines said: one that says less does not differ for it."""
+    said = [_said_numerics(engine) for engine in (a, b)]
+    both = [name for name in said[0] if name in said[1]]
+    status = "unknown" if not both else "same" if all(said[0][name] == said[1][name] for name in both) else "differ"
+    shown = [", ".join(f"{name}={value}" for name, value in one.items()) or None for one in said]
+    return Condition(name="numerics", a=shown[0], b=shown[1], status=status)
+
+
+def _said_numerics(engine: Engine | None) -> dict[str, Any]:
     numerics = None if engine is None else engine.numerics
     if numerics is None:
-        return None
+        return {}
     said = {name: getattr(numerics, name) for name in numerics.__struct_fields__ if name != "gate"}
-    return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None) or None
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _settings(sampler: Sampler | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from rollstore.errors import NotFoundError
 from rollstore.replay.compare import Comparison, compare
 from rollstore.replay.difference import plain
 from rollstore.schema import Rollout, from_table
@@ -116,7 +117,7 @@ def diff(
     `match` gives what two segments must share to be compared: `by_id`, `by_draw`, or a function of the caller's
     (default: `by_id`; two single segments are compared whatever they are called). `run_a` and `run_b` pick one run
     out of a store. `tolerance`: see `compare`. Holds both sides in memory. Raises ValueError where two segments of
-    one side match.
+    one side match, NotFoundError where a side has no rollouts of its run.
     """
     if match is None:
         match = by_id if not (isinstance(a, Rollout) and isinstance(b, Rollout)) else _segment
@@ -178,6 +179,8 @@ def _keyed(side: str, source: Source, match: Callable[[Rollout], Hashable], run:
             both = f"{found[key].rollout_id!r} and {rollout.rollout_id!r}"
             raise ValueError(f"{side}: wanted one segment a match, got {both} for {key}")
         found[key] = rollout
+    if run is not None and not found:
+        raise NotFoundError(f"{side}: no rollouts of run {run!r}")
     return found
 
 

@@ -6,15 +6,15 @@ without a key cannot be drawn again: its tokens are scored instead, teacher-forc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rollstore.errors import NotFoundError, UnsupportedRecordError
 from rollstore.replay import noise
-from rollstore.replay.compare import Comparison, compare
-from rollstore.replay.conditions import conditions, explanations, noise_at, sampler_at
+from rollstore.replay.compare import LEAST_TOLERANCE, Comparison, compare
+from rollstore.replay.conditions import Condition, conditions, differing, explanations, noise_at, sampler_at
 from rollstore.replay.difference import Odds, judge, plain, shared_noise_gap
 from rollstore.replay.regenerate import cut, drawn_runs, regenerate
 from rollstore.schema import Rollout
@@ -59,6 +59,16 @@ class Replayed:
     """Recorded run against replay, up to the first segment that differs."""
     checked: tuple[Checked, ...]
     """Segments without a key."""
+    max_logprob_difference: float | None
+    """Largest |log-prob now - recorded| over the actions whose tokens agree, in nats; None where none can be compared.
+    """
+    tolerance: float
+    """What rounding may make of it: the tolerance that was given, else the least one of a near tie."""
+    same_distribution: bool | None
+    """Whether no log-prob differs by more than the tolerance. None where a segment's log-probs cannot be compared and
+    none differs: the same tokens alone do not tell."""
+    differ: tuple[Condition, ...]
+    """What is known to differ between the recorded run (a) and the replay (b), up to the first token that differs."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data for JSON."""
@@ -67,6 +77,10 @@ class Replayed:
             "keyed": self.keyed,
             "identical": self.identical,
             "draws": self.draws,
+            "same_distribution": self.same_distribution,
+            "max_logprob_difference": plain(self.max_logprob_difference),
+            "tolerance": self.tolerance,
+            "differ": plain([asdict(one) for one in self.differ]),
             "segments": [segment.to_dict() for segment in self.segments],
             "checked": [plain({name: getattr(one, name) for name in one.__dataclass_fields__}) for one in self.checked],
         }
@@ -74,7 +88,7 @@ class Replayed:
     def lines(self) -> list[str]:
         """The report for a person; a is the recorded run, b the replay."""
         if self.identical:
-            return [f"{self.rollout_id}: identical: {self.draws} tokens drawn again, every one the same"]
+            return self._identical()
         out = [line for segment in self.segments if segment.first is not None for line in segment.lines()]
         for one in self.checked:
             outside = f", {one.outside} outside the model's support" if one.outside else ""
@@ -84,6 +98,22 @@ class Replayed:
             if one.max_difference is not None:
                 means = f"mean {one.mean_difference:.3g}, k3 {one.k3:.3g}"
                 out.append(f"  |log-prob - recorded| at most {one.max_difference:.3g}, {means}")
+        return out
+
+    def _identical(self) -> list[str]:
+        """The same tokens, and whatever says that they were not drawn from the same distribution."""
+        if self.same_distribution is False:
+            out = [
+                f"{self.rollout_id}: identical tokens, but log-probs differ by up to "
+                f"{self.max_logprob_difference:.3g}: not the recorded distribution "
+                f"({self.draws} drawn again, tolerance {self.tolerance:.3g})"
+            ]
+        else:
+            out = [f"{self.rollout_id}: identical: {self.draws} tokens drawn again, every one the same"]
+        for one in self.segments:
+            if one.max_logprob_difference is None:
+                out.append(f"  segment {one.segment}: log-probs {one.logprobs} (a: recorded, b: now)")
+        out.extend(f"  {one.name} differs: recorded {one.a}, now {one.b}" for one in self.differ)
         return out
 
     def __str__(self) -> str:
@@ -105,7 +135,8 @@ def replay(
 
     `reference` is a model with the recorded weights: it gives the margins of the recorded run where its head does not
     hold both candidates. `weight_version` is that of `model`, None = unknown. `rows` pads each forward pass to that
-    many rows, to repeat a recorded batch shape. `tolerance`: see `compare`.
+    many rows, to repeat a recorded batch shape. `tolerance`: see `compare`; it is also what the
+    log-probs of tokens that agree may differ by, 0.001 unless given.
 
     Raises NotFoundError for an unknown id or segment, UnsupportedRecordError where a sampler cannot be honoured or a
     noise recipe is not the one known here.
@@ -117,6 +148,7 @@ def replay(
             raise NotFoundError(f"rollout {rollout_id!r}: wanted segment {segment}, the store has no such segment")
     found: list[Comparison] = []
     checked: list[Checked] = []
+    differ: list[Condition] = []
     draws = 0
     for one in recorded:
         if not one.action_mask.any():
@@ -127,11 +159,16 @@ def replay(
         again = regenerate(one, model, weight_version=weight_version, rows=rows)
         draws += int(again.action_mask.sum())
         comparison = compare(cut(one, len(again.tokens)), again, tolerance=tolerance)
+        differ.extend(differing(cut(one, len(again.tokens)), again))
         if comparison.first is not None:
             comparison = _weigh(comparison, one, again, model, reference)
         found.append(comparison)
         if comparison.first is not None:
             break
+    most = LEAST_TOLERANCE if tolerance is None else tolerance
+    known = [one.max_logprob_difference for one in found if one.max_logprob_difference is not None]
+    largest = max(known, default=None)
+    within = True if found and len(known) == len(found) else None
     return Replayed(
         rollout_id=rollout_id,
         keyed=bool(found) and not checked,
@@ -139,6 +176,10 @@ def replay(
         draws=draws,
         segments=tuple(found),
         checked=tuple(checked),
+        max_logprob_difference=largest,
+        tolerance=most,
+        same_distribution=False if largest is not None and largest > most else within,
+        differ=tuple(dict.fromkeys(differ)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_replay_needs_a_rollout_and_a_model_that_are_there(
 ) -> None:
     for arguments, said in (
         (("nobody", "--model", checkpoints[0]), "'nobody'"),
-        (("keyed", "--model", str(tmp_path / "none")), "wanted a language model"),
+        (("keyed", "--model", str(tmp_path / "none")), "wanted a folder with a checkpoint, found none"),
         (("keyed", "--model", checkpoints[0], "--segment", "3"), "segment 3"),
         (("keyed",), "--model"),
     ):
@@ -114,6 +115,62 @@ def test_replay_needs_a_rollout_and_a_model_that_are_there(
         assert (result.exit_code, result.stdout) == (2, "")
         assert said in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def test_replay_says_which_weights_gave_the_same_tokens_with_other_log_probs(
+    keyed_store: str, checkpoints: tuple[str, str], tmp_path: Path, run: Run
+) -> None:
+    moved = LlamaForCausalLM.from_pretrained(checkpoints[0])
+    with torch.no_grad():
+        moved.lm_head.weight.mul_(1.02)
+    moved.save_pretrained(tmp_path / "moved")
+    arguments = ("replay", keyed_store, "keyed", "--model", str(tmp_path / "moved"), "--weight-version", "1")
+    result = run(*arguments)
+    assert result.exit_code == 0
+    first, *rest = result.stdout.splitlines()
+    assert re.fullmatch(
+        r"keyed: identical tokens, but log-probs differ by up to 0\.\d+: not the recorded distribution "
+        r"\(8 drawn again, tolerance 0\.001\)",
+        first,
+    )
+    assert "  weight version differs: recorded 0, now 1" in rest
+    read = json.loads(run(*arguments, "--json").stdout)
+    assert (read["identical"], read["same_distribution"], read["tolerance"]) == (True, False, 0.001)
+    assert read["max_logprob_difference"] > 0.001
+    assert {"name": "weight version", "a": "0", "b": "1", "status": "differ"} in read["differ"]
+    assert json.loads(run(*arguments, "--json", "--tolerance", "5").stdout)["same_distribution"] is True
+
+
+@pytest.mark.parametrize("option", ["--model", "--against"])
+def test_a_checkpoint_is_a_folder_and_never_a_name_to_look_up(
+    option: str, keyed_store: str, checkpoints: tuple[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollstore.cli.transformers.model", lambda *_: pytest.fail("looked for a checkpoint"))
+    rest = [] if option == "--model" else ["--model", checkpoints[0]]
+    result = run("replay", keyed_store, "keyed", *rest, option, "someone/something")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "rollstore: someone/something: wanted a folder with a checkpoint, found none\n"
+
+
+def test_replay_without_a_recorded_sampler_is_refused_as_its_help_says(
+    keyed_store: str, checkpoints: tuple[str, str], tmp_path: Path, run: Run
+) -> None:
+    path = str(tmp_path / "unsettled")
+    with open_store(path, create=True).writer() as writer:
+        writer.append(Rollout(rollout_id="r", tokens=PROMPT, action_mask=[False] * 4 + [True]))
+    result = run("replay", path, "r", "--model", checkpoints[0])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "wanted a recorded sampler" in result.stderr
+    assert "without a recorded sampler it is refused with exit status 2" in " ".join(
+        run("replay", "--help").stdout.replace("│", " ").split()
+    )
+
+
+def test_diff_of_a_run_that_is_not_there_is_bad_use(keyed_store: str, run: Run) -> None:
+    for side, option in (("a", "--run-a"), ("b", "--run-b")):
+        result = run("diff", keyed_store, keyed_store, option, "zzz")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == f"rollstore: {side}: no rollouts of run 'zzz'\n"
 
 
 def test_diff_of_two_rollouts_names_the_first_token_that_differs(keyed_store: str, run: Run) -> None:
@@ -171,6 +228,9 @@ def test_show_reads_ids_with_a_tokenizer(tokenizer: str, store: str, run: Run) -
     with open_store(store).writer() as writer:
         writer.append(Rollout(rollout_id="hi", tokens=ids, action_mask=[False, True, True]))
     assert "── action · 2 actions\ni!\n" in run("show", store, "hi", "--tokenizer", tokenizer).stdout
+    nowhere = run("show", store, "hi", "--tokenizer", "someone/something")
+    assert (nowhere.exit_code, nowhere.stdout) == (2, "")
+    assert nowhere.stderr == "rollstore: someone/something: wanted a folder with a tokenizer, found none\n"
     missing = run("show", store, "hi", "--tokenizer", store)
     assert missing.exit_code == 2
     assert "wanted a tokenizer" in missing.stderr

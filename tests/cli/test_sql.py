@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from rollstore.cli.query import ask
+from rollstore.cli.query import Answer, as_csv, ask
 from tests.cli.story import HOSTILE, Run
 
 QUERY = "select rollout_id, reward, replay_key, logprobs, metadata from rollouts where segment = 1"
@@ -61,6 +61,67 @@ def test_csv_reads_back(shown_store: str, run: Run) -> None:
     query = "select * from (values (1, 'a,\"b\"' || chr(10), [1.5, null]), (null, '', [])) t(n, s, l)"
     rows = list(csv.reader(io.StringIO(run("sql", shown_store, query, "--format", "csv").stdout)))
     assert rows == [["n", "s", "l"], ["1", 'a,"b"\n', "[1.5, null]"], ["", "", "[]"]]
+
+
+EXTREMES = (
+    ("date '290000-01-01'", "290000-01-01"),
+    ("date '-0044-03-15'", "-0044-03-15"),
+    ("date 'infinity'", "infinity"),
+    ("timestamp '290000-01-01 01:02:03'", "290000-01-01T01:02:03"),
+    ("timestamptz '-infinity'", "-infinity"),
+    ("timestamptz '12000-06-01 00:00:00.25+00'", "12000-06-01T00:00:00.25Z"),
+    ("timestamp_ns '2020-01-01 00:00:00.123456789'", "2020-01-01T00:00:00.123456789"),
+    ("time '24:00:00'", "24:00:00"),
+    ("timetz '12:00:00+02'", "12:00:00+02"),
+    ("bit '101'", "101"),
+    ("340282366920938463463374607431768211455::uhugeint", "340282366920938463463374607431768211455"),
+)
+
+
+@pytest.mark.parametrize(("value", "shown"), EXTREMES)
+def test_a_value_that_python_cannot_hold_is_exact_text(value: str, shown: str, shown_store: str, run: Run) -> None:
+    query = f'select {value} as v, 7 as "o""ther" union all select null, 8 order by 2'
+    read = json.loads(run("sql", shown_store, query, "--json").stdout)
+    assert read == [{"v": shown, 'o"ther': 7}, {"v": None, 'o"ther': 8}]
+    lines = run("sql", shown_store, query).stdout.splitlines()
+    assert [line.split() for line in lines[1:3]] == [[shown, "7"], ["null", "8"]]
+
+
+def test_values_that_python_cannot_hold_are_exact_in_what_is_nested(shown_store: str, run: Run) -> None:
+    query = """
+        select [date 'infinity', null, date '2020-02-29'] as l, {'t': timestamp '290000-01-01', 'n': 1} as s,
+            map {'k': [time '24:00:00', time '01:02:03']} as m, union_value(d := date '290000-01-01') as u
+        from range(2) union all select null, null, null, null order by l nulls first
+    """
+    row = {
+        "l": ["infinity", None, "2020-02-29"], "s": {"t": "290000-01-01T00:00:00", "n": 1},
+        "m": {"k": ["24:00:00", "01:02:03"]}, "u": "290000-01-01",
+    }  # fmt: skip
+    assert json.loads(run("sql", shown_store, query, "--json").stdout) == [dict.fromkeys(row), row, row]
+
+
+def test_times_that_python_holds_are_what_they_were(shown_store: str, run: Run) -> None:
+    query = """
+        select timestamp '9999-12-31 23:59:59.999999' as a, timestamptz '0001-01-01 00:00:00+00' as b,
+            date '1969-12-31' as c, time '01:02:03.5' as d, timestamp_s '1960-01-01 00:00:01' as e
+    """
+    (read,) = json.loads(run("sql", shown_store, query, "--json").stdout)
+    assert list(read.values()) == [
+        "9999-12-31T23:59:59.999999", "0001-01-01T00:00:00Z", "1969-12-31", "01:02:03.500000", "1960-01-01T00:00:01",
+    ]  # fmt: skip
+
+
+def test_csv_is_escaped_on_a_terminal_and_exact_in_a_pipe(
+    shown_store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = pa.record_batch({"v": [HOSTILE]})
+    as_csv(Answer(batch.schema, iter([batch])))
+    assert next(csv.reader(io.StringIO(capsys.readouterr().out.split("\n", 1)[1], newline=""))) == [HOSTILE]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    as_csv(Answer(batch.schema, iter([batch])))
+    shown = capsys.readouterr().out
+    assert "owned" in shown
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(shown)
 
 
 def test_markdown_keeps_one_row_a_line(shown_store: str, run: Run) -> None:

@@ -220,3 +220,17 @@ def test_no_command_at_all_shows_the_help_as_bad_use(run: Run) -> None:
 
 def test_the_version_names_library_and_schema(run: Run) -> None:
     assert re.fullmatch(r"rollstore \d+\.\d+\.\d+, schema 1\.0\n", run("--version").stdout)
+
+
+@pytest.mark.parametrize(
+    "where", ["reward > 0) or (1=1", "true) or (true", "true; select 1", "true group by rollout_id"]
+)
+def test_a_condition_of_ls_cannot_leave_its_parentheses(where: str, shown_store: str, run: Run) -> None:
+    result = run("ls", shown_store, "--where", where)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(r"rollstore: Parser Error: .*\n", result.stderr)
+
+
+def test_a_condition_of_ls_may_hold_parentheses_and_comments(shown_store: str, run: Run) -> None:
+    where = "(step = 12) and (run_id in ('a)', 'math-7b')) -- of one (run"
+    assert json.loads(run("ls", shown_store, "--where", where, "--json").stdout)["total"] == 2

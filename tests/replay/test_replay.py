@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from msgspec.structs import replace
 
 from rollstore.errors import NotFoundError, UnsupportedRecordError
 from rollstore.replay import replay
 from rollstore.replay.regenerate import drawn_runs
-from rollstore.schema import Rollout, Sampler, Span
+from rollstore.schema import Engine, Numerics, Rollout, Sampler, Span
 from tests.replay.keyed_records import Memory, known
 
 Record = Callable[..., Rollout]
@@ -26,6 +29,43 @@ def test_the_same_weights_draw_every_token_of_every_turn_again(model: Any, recor
     assert found.draws == 16
     assert found.segments[0].max_logprob_difference == pytest.approx(0.0, abs=1e-5)
     assert found.lines() == ["r: identical: 16 tokens drawn again, every one the same"]
+
+
+def test_the_same_tokens_under_other_weights_are_not_called_the_recorded_distribution(
+    model: Any, record: Record
+) -> None:
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        moved.lm_head.weight.mul_(1.01)
+    found = replay(Memory(record(turns=1)), "r", moved, weight_version=1)
+    assert found.identical
+    assert found.same_distribution is False
+    assert found.max_logprob_difference is not None
+    assert found.max_logprob_difference > found.tolerance == 1e-3
+    assert "identical tokens, but log-probs differ by up to" in found.lines()[0]
+    assert "  weight version differs: recorded 0, now 1" in found.lines()
+
+
+def test_a_condition_that_differs_within_one_turn_alone_is_said(model: Any, record: Record) -> None:
+    versions = known(np.array([5] * 2 + [4] * 3 + [5] * 11, dtype=np.int64))
+    found = replay(Memory(record(weight_versions=versions)), "r", model, weight_version=5)
+    assert found.identical
+    assert found.same_distribution is True
+    assert found.lines()[1:] == ["  weight version differs: recorded 4, now 5"]
+
+
+def test_the_same_tokens_without_recorded_logprobs_do_not_tell_the_distribution(model: Any, record: Record) -> None:
+    found = replay(Memory(record(logprobs=None)), "r", model)
+    assert (found.identical, found.same_distribution, found.max_logprob_difference) == (True, None, None)
+    assert found.lines()[1:] == ["  segment 0: log-probs not available: a has none (a: recorded, b: now)"]
+
+
+def test_an_engine_that_says_less_of_its_numerics_does_not_differ_for_it(model: Any, record: Record) -> None:
+    same = Engine(name="transformers", version=transformers.__version__, numerics=Numerics(weights="float32"))
+    assert not replay(Memory(record(engine=same)), "r", model).differ
+    other = replace(same, numerics=Numerics(weights="bfloat16"))
+    (told,) = replay(Memory(record(engine=other)), "r", model).differ
+    assert (told.name, told.a) == ("numerics", "weights=bfloat16")
 
 
 @pytest.mark.parametrize("sampler", [Sampler(temperature=1.0), Sampler(temperature=1.3, min_p=0.02)])
