@@ -6,7 +6,8 @@ python -m benchmarks.losses --only objectives  # the second table
 
 Memory is the high-water mark of the resident set above what the inputs took, each run in a process of its own
 (Linux). It holds the gradients. That of the output matrix, dW, is as large for everyone and larger than all else that
-`selected_logprobs` takes, so each case is also run with that matrix frozen.
+`selected_logprobs` takes, so each case is also run with that matrix frozen. On a machine that others use look at the
+seconds of CPU.
 """
 
 from __future__ import annotations
@@ -136,32 +137,33 @@ def resident() -> int:
 
 
 def measure(way: str, objective: str, actions: int, runs: int, frozen: bool) -> dict[str, Any]:
-    """Peak bytes above the inputs; seconds of each run, forward and backward, after the first if there are more."""
+    """Peak bytes above the inputs; seconds, and those of all cores, of each run, after the first if there are more."""
     call, heads = OBJECTIVES[objective]
     batch = batch_of(actions, VOCABULARY)
     generator = torch.Generator().manual_seed(0)
     weight = torch.empty(VOCABULARY, WIDTH).normal_(0, 0.02, generator=generator).requires_grad_(not frozen)
     hidden = torch.empty(actions, WIDTH).normal_(generator=generator).requires_grad_()
 
-    def step() -> float:
+    def step() -> tuple[float, float]:
         hidden.grad = weight.grad = None
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), time.process_time()
         call(batch, *WAYS[way](batch, hidden, weight, heads)).backward()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - spent
 
     # torch's threads and kernels take their memory at first use, which is no part of this
     small, few = torch.zeros(8, 8, requires_grad=True), batch_of(8, 8)
     call(few, *WAYS[way](few, small, torch.zeros(8, 8, requires_grad=True), heads)).backward()
     before = resident()
-    seconds = [step() for _ in range(runs)]
+    times = [step() for _ in range(runs)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-    return {"peak": peak, "seconds": seconds[1:] or seconds}
+    seconds, cpu = zip(*(times[1:] or times), strict=True)
+    return {"peak": peak, "seconds": seconds, "cpu": cpu}
 
 
 def from_hidden_states(actions: int, runs: int) -> dict[str, Any]:
     """Each objective, way, and whether the output matrix learns, in a process of its own, one after the other."""
     found: dict[str, Any] = {}
-    table = Table("objective", "output matrix", "way", "peak MiB", "x plain", "seconds", "x plain")
+    table = Table("objective", "output matrix", "way", "peak MiB", "x plain", "seconds", "x plain", "CPU", "x plain")
     gradient = WIDTH * VOCABULARY * 4 // MIB
     table.title = f"{actions:,} actions, width {WIDTH}, vocabulary {VOCABULARY:,}, float32; dW is {gradient} MiB"
     for objective in OBJECTIVES:
@@ -173,9 +175,10 @@ def from_hidden_states(actions: int, runs: int) -> dict[str, Any]:
                 done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ})
                 figures = found[f"{objective} / {matrix} / {way}"] = json.loads(done.stdout)
                 plain = found[f"{objective} / {matrix} / plain [A, V]"]
-                ratio = figures["peak"] / plain["peak"]
-                seconds, base = statistics.median(figures["seconds"]), statistics.median(plain["seconds"])
-                cells = (f"{figures['peak'] / MIB:,.0f}", f"{ratio:.3f}", f"{seconds:.2f}", f"{seconds / base:.2f}")
+                cells = [f"{figures['peak'] / MIB:,.0f}", f"{figures['peak'] / plain['peak']:.3f}"]
+                for column in ("seconds", "cpu"):
+                    middle, base = statistics.median(figures[column]), statistics.median(plain[column])
+                    cells += [f"{middle:.2f}", f"{middle / base:.2f}"]
                 table.add_row(objective, matrix, way, *cells)
     console.print(table)
     return found

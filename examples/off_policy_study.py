@@ -21,6 +21,7 @@ import importlib.util
 import statistics
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,9 @@ VOCABULARY, ANSWER, HEAD = 32, 6, 8
 RULE = 4
 """An answer's token is right when token and prompt plus position agree modulo this: one in four by chance."""
 
+BETA = 0.02
+"""Weight of the KL to the sampler: about a tenth of a usual advantage here."""
+
 console = Console()
 
 
@@ -60,8 +64,9 @@ class Scale:
     """How large a study is."""
 
     warm_up: int
-    """on-policy updates before the trainer's version; the rollouts are of versions `stale` and `stale / 2` before it"""
+    """on-policy updates at most before the trainer's version"""
     stale: int
+    """the rollouts are of the versions this many updates, and half as many, before the trainer's"""
     prompts: int
     members: int
     minibatches: int
@@ -69,13 +74,15 @@ class Scale:
     passes: int
     fresh: int
     """answers of which a reward is the mean"""
+    enough: float = 0.5
+    """reward at which the warm-up ends"""
     sampler_levels: int = 12
     trainer_levels: int = 64
     warm_up_rate: float = 3e-3
     learning_rate: float = 1e-3
 
 
-FULL = Scale(warm_up=100, stale=8, prompts=128, members=8, minibatches=8, passes=10, fresh=1024)
+FULL = Scale(warm_up=400, stale=8, prompts=128, members=8, minibatches=8, passes=10, fresh=1024)
 QUICK = Scale(warm_up=4, stale=2, prompts=4, members=4, minibatches=2, passes=2, fresh=32)
 
 
@@ -94,7 +101,7 @@ LOSSES: dict[str, Callable[[Step], tuple[Tensor, Any]]] = {
     "SC": lambda at: score_centering(at.batch, at.logprobs, at.heads),
     "SC+TIS": lambda at: score_centering(at.batch, at.logprobs, at.heads, weight=tis(2.0)),
     "SC+MIS": lambda at: score_centering(at.batch, at.logprobs, at.heads, weight=mis(0.5, 2.0)),
-    "SC+KL": lambda at: score_centering(at.batch, at.logprobs, at.heads, sampler_kl=0.2),
+    "SC+KL": lambda at: score_centering(at.batch, at.logprobs, at.heads, sampler_kl=BETA),
     "REINFORCE Zero": lambda at: reinforce_zero(at.batch, at.logprobs),
 }
 """Advantages are `group_mean`, means are over tokens (answers are of one length). REINFORCE corrects nothing."""
@@ -185,20 +192,20 @@ def reward(tokens: Tensor) -> Tensor:
 
 
 def on_policy(model: LlamaForCausalLM, scale: Scale, seed: int) -> list[LlamaForCausalLM]:
-    """Train by REINFORCE with a group mean on the model's own answers; the versions stale, stale / 2 and 0 before."""
+    """Train by REINFORCE on own answers until enough is learned; the versions `stale`, half of it and 0 updates ago."""
     optimizer = torch.optim.Adam(model.parameters(), lr=scale.warm_up_rate)
-    keep = [scale.warm_up - scale.stale, scale.warm_up - scale.stale // 2, scale.warm_up]
-    versions: list[LlamaForCausalLM] = []
+    versions: deque[LlamaForCausalLM] = deque(maxlen=scale.stale + 1)
     for step in range(scale.warm_up + 1):
-        if step in keep:
-            versions.append(copy.deepcopy(model))
+        versions.append(copy.deepcopy(model))
         prompts = torch.randint(VOCABULARY, (32,), generator=torch.Generator().manual_seed(seed * 1000 + step))
         tokens = answers(model, prompts.repeat_interleave(8), gumbel(ANSWER, 256, VOCABULARY, seed=seed * 1000 + step))
         grouped = reward(tokens).float().reshape(-1, 8)
+        if grouped.mean() >= scale.enough:
+            break
         advantages = (grouped - grouped.mean(-1, keepdim=True)).reshape(-1, 1)
         log_p = model(tokens[:, :-1], use_cache=False).logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])
         update(optimizer, -(advantages * log_p.squeeze(-1)).mean())
-    return versions
+    return [versions[0], versions[len(versions) // 2], versions[-1]]
 
 
 def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -343,20 +350,22 @@ def spread(values: Sequence[float]) -> str:
 
 
 def summary(points: Sequence[Point]) -> Table:
-    """The end of each training over seeds, and its reward less that of PPO+TIS on the same seed."""
+    """The end of each training over seeds, less where it began, and less PPO+TIS, each on the same seed."""
     end = max(point.step for point in points)
     last = {(point.loss, point.seed): point for point in points if point.step == end}
     first = {(point.loss, point.seed): point for point in points if point.step == 0}
     seeds = sorted({point.seed for point in points})
-    table = Table("loss", "reward", "less PPO+TIS", "seeds above it", "KL(q||p)")
+    table = Table("loss", "reward", "less start", "less PPO+TIS", "seeds above it", "KL(q||p)")
     at_start = [first["PPO+TIS", seed] for seed in seeds]
     start = f"start: reward {spread([point.reward for point in at_start])}, KL {spread([p.kl for p in at_start])}"
     table.title = f"{start}; after {end} updates, mean ± sd over {len(seeds)} seeds"
     for name in LOSSES:
         rewards = [last[name, seed].reward for seed in seeds]
+        gained = [last[name, seed].reward - first[name, seed].reward for seed in seeds]
         less = [last[name, seed].reward - last["PPO+TIS", seed].reward for seed in seeds]
         above = f"{sum(value > 0 for value in less)} of {len(seeds)}"
-        table.add_row(name, spread(rewards), spread(less), above, spread([last[name, seed].kl for seed in seeds]))
+        kls = [last[name, seed].kl for seed in seeds]
+        table.add_row(name, spread(rewards), spread(gained), spread(less), above, spread(kls))
     return table
 
 

@@ -41,6 +41,9 @@ INT64 = st.sampled_from([0, 1, 2**53 + 1, 2**63 - 1, -1, -(2**63)]) | st.integer
 UINT64 = st.sampled_from([0, 1, 2**53 + 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 COUNT = st.sampled_from([0, 1, 2**31 - 1]) | st.integers(0, 2**31 - 1)
 FLOAT32 = st.floats(width=32, allow_nan=False)
+SHARE = st.floats(0, 1, width=32)
+NOT_ABOVE = st.floats(max_value=3.4028234663852886e38, width=32, allow_nan=False) | st.just(-math.inf)
+"""Log-probs: anything but NaN and plus infinity."""
 TEXT = st.text(st.characters() | st.sampled_from("\\\x00\n\ud83d\udc00u"), max_size=8)
 """Texts with NUL, backslashes and lone surrogates."""
 LOGPROB = st.sampled_from([-0.0, 0.03125, -math.inf, math.nan, -9999.0, -3.4028234663852886e38, -1e-45, -12.345678]) | (
@@ -48,7 +51,7 @@ LOGPROB = st.sampled_from([-0.0, 0.03125, -math.inf, math.nan, -9999.0, -3.40282
 )
 TIME = st.datetimes(
     datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.sampled_from([UTC, timezone(timedelta(hours=-7))])
-)
+) | st.sampled_from([datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)])
 
 
 def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -81,7 +84,8 @@ JSON = st.recursive(
 METADATA = maybe(st.dictionaries(TEXT, JSON, max_size=3))
 samplers = st.builds(
     Sampler,
-    temperature=maybe(FLOAT32), top_p=maybe(FLOAT32), top_k=maybe(st.integers(-1, 50)), seed=maybe(UINT64),
+    temperature=maybe(st.floats(0, width=32)), top_p=maybe(SHARE), min_p=maybe(SHARE),
+    top_k=maybe(st.integers(-1, 50)), seed=maybe(UINT64),
     logit_bias=maybe(st.lists(st.builds(LogitBias, token=COUNT, bias=FLOAT32), max_size=2).map(tuple)),
     stop=maybe(st.lists(TEXT, max_size=2).map(tuple)), stop_token_ids=maybe(st.lists(COUNT, max_size=2).map(tuple)),
     applied=maybe(st.booleans()), extra=METADATA,
@@ -209,6 +213,7 @@ EXTRA = st.fixed_dictionaries(
         "x_count": INT64,
         "x_text": TEXT,
         "x_floats": st.lists(FLOAT32.map(float), min_size=1, max_size=2),
+        "x_time": st.datetimes(timezones=st.just(UTC)),
         "x_struct": st.fixed_dictionaries({"a": INT64, "b": TEXT}),
     },
 )
@@ -242,7 +247,7 @@ def items_of(type_: pa.DataType) -> st.SearchStrategy[Any]:
     if t.is_boolean(type_):
         return st.booleans()
     if t.is_timestamp(type_):
-        return TIME
+        return TIME | st.sampled_from([-(2**62), 2**62])  # Python holds no such times, Arrow does
     if t.is_binary(type_):
         return st.binary(max_size=3)
     return st.text(max_size=4)
@@ -302,7 +307,8 @@ def evaluation_rows(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "evaluation_id": draw(st.text(max_size=3)), "rollout_id": draw(st.text(max_size=3)), "segment": draw(COUNT),
         "role": draw(maybe(words("role", "evaluations"))), "weight_version": draw(maybe(INT64)),
-        "logprobs": draw(floats(actions)), "values": draw(floats(actions)), "final_value": draw(maybe(FLOAT32)),
+        "logprobs": draw(floats(actions, NOT_ABOVE)), "values": draw(floats(actions)),
+        "final_value": draw(maybe(FLOAT32)),
         "token_logprobs": draw(st.sampled_from([None, [], [None], [None, -0.5]])), "created_at": draw(maybe(TIME)),
     } | (with_heads if draw(st.booleans()) else {})  # fmt: skip
 
@@ -315,7 +321,8 @@ def use_rows(draw: st.DrawFn) -> dict[str, Any]:
         "train_run": draw(st.text(max_size=3)), "train_step": draw(st.integers(0, 2**63 - 1)),
         "rollout_id": draw(st.text(max_size=3)), "segment": draw(maybe(COUNT)),
         "disposition": draw(maybe(words("disposition", "uses"))), "enqueued_at": times[0], "consumed_at": times[1],
-        "advantages": draw(floats(actions)), "logprobs": draw(floats(actions)), "weights": draw(floats(actions)),
+        "advantages": draw(floats(actions)), "logprobs": draw(floats(actions, NOT_ABOVE)),
+        "weights": draw(floats(actions)),
     }  # fmt: skip
 
 

@@ -76,7 +76,11 @@ def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
 
 
 def distances(found: Head) -> Metrics:
-    """|q - p|_1 and KL(q||p) of head and tail [], means over actions with a head; never above the full ones."""
+    """|q - p|_1 and KL(q||p) of head and tail, and q's mass outside the head [], means over actions with a head.
+
+    The first two are never above the full ones. What a head hides of the centre, sum over the tail of (q_j - rho p_j)
+    times the score, is at most twice the mass outside times the largest score.
+    """
     number = found.has.sum().clamp(min=1)
     one = found.sum((found.q - found.p).abs()) + (found.q_tail - found.p_tail).abs()
     term = torch.where(found.q > 0, found.q * (found.log_q - found.log_p.detach()), 0)
@@ -85,4 +89,5 @@ def distances(found: Head) -> Metrics:
     return {
         "head/l1": torch.where(found.has, one, 0).sum() / number,
         "head/kl": torch.where(found.has, kl, 0).sum() / number,
+        "head/outside": torch.where(found.has, found.q_tail.clamp(min=0), 0).sum() / number,
     }

@@ -9,6 +9,7 @@ import pyarrow as pa
 from rollstore.schema import checks, fitting, preparing
 from rollstore.schema.column import SYSTEM_COLUMNS, VERSION, Column, Table
 from rollstore.schema.evaluations import EVALUATIONS
+from rollstore.schema.extras import extra_problems
 from rollstore.schema.flags import FLAG_KINDS
 from rollstore.schema.flat import Rows
 from rollstore.schema.from_arrow import from_table
@@ -54,7 +55,8 @@ def problems(table: pa.Table, name: str = "rollouts") -> list[Problem]:
     Enum values that this version does not know are no problem in a table that says it is of a newer minor version.
     """
     fitted = fitting.fit_table(table, table_of(name), unknown="keep")
-    found = [*fitted.problems, *checks.problems(Rows(fitted.columns, fitted.count), table_of(name))]
+    rows = Rows(fitted.columns, fitted.count)
+    found = [*fitted.problems, *checks.problems(rows, table_of(name)), *extra_problems(fitted.extra)]
     metadata = table.schema.metadata or {}
     newer = b"rollstore.schema" in metadata and parse(read_version(metadata)) > parse(VERSION)
     return [problem for problem in found if not (newer and problem.kind == "unknown_enum")]

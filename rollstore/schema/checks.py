@@ -16,6 +16,7 @@ from rollstore.schema.column import Column, Table
 from rollstore.schema.flat import Flat, Rows, is_known
 from rollstore.schema.problem import Kind, Problem, at, first_of_each
 from rollstore.schema.rules import RULES
+from rollstore.schema.times import readable, shown, unreadable
 
 FEW = 256
 """Up to so many words it is quicker to look at each than to have Arrow make them unique."""
@@ -56,8 +57,8 @@ def _column_problems(
     for kind, bad, wanted in _value_problems(array, column):
         items = np.flatnonzero(bad)
         owners = rows[items] if owner is None else rows[owner.row_of(items)]
-        first = first_of_each(owners, array.take(pa.array(items)).to_pylist())
-        yield from at(path, kind, owners, lambda r, f=first: repr(f[r]), wanted)
+        first = first_of_each(owners, shown(array.take(pa.array(items))))
+        yield from at(path, kind, owners, lambda r, f=first: f[r], wanted)
     if column.children:
         places = rows if owner is None else rows[owner.rows]
         if array.null_count:
@@ -76,12 +77,26 @@ def _value_problems(values: pa.Array, column: Column) -> Iterator[tuple[Kind, np
         if strange:
             bad = pc.is_in(values, value_set=pa.array(strange, pa.string()))
             yield "unknown_enum", bad.to_numpy(zero_copy_only=False), "one of " + ", ".join(column.enum)
-    if column.minimum is not None and values.null_count < len(values):
+    late = unreadable(values)
+    if late is not None:
+        yield "out_of_range", late, readable(values.type)
+    if pa.types.is_floating(values.type):
+        yield from _float_problems(values, column)
+    elif column.minimum is not None and values.null_count < len(values):
         numbers = (values.fill_null(column.minimum) if values.null_count else values).to_numpy(zero_copy_only=False)
         if numbers.min() < column.minimum:
             kind: Kind = "negative" if column.minimum == 0 else "too_small"
             yield kind, numbers < column.minimum, f"at least {column.minimum}"
-    if pa.types.is_floating(values.type):
-        nan = np.isnan(values.to_numpy(zero_copy_only=False))  # a null is NaN there too
-        if np.count_nonzero(nan) > values.null_count:
-            yield "nan", nan & is_known(values), "a number, or null where it is not known"
+
+
+def _float_problems(values: pa.Array, column: Column) -> Iterator[tuple[Kind, np.ndarray[Any, Any], str]]:
+    numbers = values.to_numpy(zero_copy_only=False)  # a null is NaN there, and NaN is outside no bound
+    if column.minimum is not None or column.maximum is not None:
+        least = -np.inf if column.minimum is None else column.minimum
+        most = np.inf if column.maximum is None else column.maximum
+        bad = (numbers < least) | (numbers > most)
+        if bad.any():
+            yield "out_of_range", bad, column.bounds
+    nan = np.isnan(numbers)
+    if np.count_nonzero(nan) > values.null_count:
+        yield "nan", nan & is_known(values), "a number, or null where it is not known"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+
+from rollstore.schema.lazy import lazy
 
 VERSION = "1.0"
 """Version of the schema that this library writes. Apart from the library's own version."""
@@ -17,6 +19,8 @@ Align = Literal["T", "A", "H", "S", "R"]
 ID_KEY = b"PARQUET:field_id"
 """Where the permanent id stands in a field's metadata. Parquet writers carry it into the file as the field id."""
 
+FINITE = float(np.finfo(np.float32).max)
+"""As a maximum: everything but plus infinity."""
 
 _SHORT = 1024
 
@@ -26,8 +30,9 @@ class Column:
     """One column, or one child of a struct.
 
     `id` is permanent: a renamed column keeps it, a removed column's id is never used again. `nullable_items` says
-    whether a single value inside a list may be unknown. `minimum` bounds integers from below. `record` places the
-    column in the record class when it is not an attribute of its own, as `heads.size`.
+    whether a single value inside a list may be unknown. `minimum` and `maximum` bound numbers, both included; integers
+    have no maximum but their type's. `record` places the column in the record class when it is not an attribute of its
+    own, as `heads.size`.
     """
 
     name: str
@@ -39,23 +44,31 @@ class Column:
     enum: tuple[str, ...] = ()
     nullable_items: bool = False
     minimum: int | None = None
+    maximum: float | None = None
     record: str | None = None
     children: tuple[Column, ...] = ()
     since: str = "1.0"
 
-    @cached_property
+    @lazy
     def field(self) -> pa.Field:
         """The Arrow field, with the permanent id in its metadata."""
         return pa.field(self.name, self.type, metadata={ID_KEY: str(self.id).encode()})
 
-    @cached_property
+    @lazy
     def is_list(self) -> bool:
         return pa.types.is_list(self.type)
 
-    @cached_property
+    @lazy
     def item(self) -> Column:
         """What one place of the list holds."""
         return replace(self, type=self.type.value_type, required=False, align=None)
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, empty where there are none."""
+        least = [] if self.minimum is None else [f">= {self.minimum}"]
+        most = [] if self.maximum is None else ["below +inf" if self.maximum == FINITE else f"<= {self.maximum:g}"]
+        return ", ".join(least + most)
 
     def nulls(self, count: int) -> pa.Array:
         """`count` nulls. Short ones are slices of one array: most columns of most calls are absent."""
@@ -63,7 +76,7 @@ class Column:
             return pa.nulls(count, self.type)
         return self._nulls.slice(0, count)
 
-    @cached_property
+    @lazy
     def _nulls(self) -> pa.Array:
         return pa.nulls(_SHORT, self.type)
 
@@ -77,11 +90,11 @@ class Table:
     key: tuple[str, ...]
     columns: tuple[Column, ...]
 
-    @cached_property
+    @lazy
     def by_name(self) -> dict[str, Column]:
         return {column.name: column for column in self.columns}
 
-    @cached_property
+    @lazy
     def arrow_schema(self) -> pa.Schema:
         """The columns in order, then the store's own two, with the schema's version in the metadata."""
         fields = [column.field for column in (*self.columns, *SYSTEM_COLUMNS)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from rollstore.schema.column import TIMESTAMP, Column, Table
+from rollstore.schema.column import FINITE, TIMESTAMP, Column, Table
 from rollstore.schema.rollouts import numerics
 
 ROLES = ("trainer", "anchor", "reference", "teacher", "engine", "critic")
@@ -26,14 +26,14 @@ EVALUATIONS = Table(
         Column(name="weight_version", id=7, type=pa.int64(), meaning="its weights"),
         numerics(8),
         Column(name="kind", id=20, type=pa.string(), enum=KINDS, meaning="behavior: each action under its own recorded sampler or support"),
-        Column(name="logprobs", id=21, type=floats, align="A", nullable_items=True, meaning="log-prob of each action; nats"),
-        Column(name="token_logprobs", id=22, type=floats, align="T", nullable_items=True, meaning="log-prob of each token; position 0 is null"),
+        Column(name="logprobs", id=21, type=floats, align="A", nullable_items=True, maximum=FINITE, meaning="log-prob of each action; nats"),
+        Column(name="token_logprobs", id=22, type=floats, align="T", nullable_items=True, maximum=FINITE, meaning="log-prob of each token; position 0 is null"),
         Column(name="values", id=23, type=floats, align="A", nullable_items=True, meaning="V just before each action"),
         Column(name="final_value", id=24, type=pa.float32(), meaning="V after the last token, trailing observations included"),
         Column(name="head_size", id=25, type=pa.int32(), minimum=0, meaning="k asked for; 0 when there are no heads"),
         Column(name="head_counts", id=26, type=pa.list_(pa.int32()), align="A", minimum=0, meaning="entries per action; null: every action has head_size"),
         Column(name="head_tokens", id=27, type=pa.list_(pa.int32()), align="H", minimum=0, meaning="ids, flat over actions"),
-        Column(name="head_logprobs", id=28, type=floats, align="H", meaning="their log-probs; nats"),
+        Column(name="head_logprobs", id=28, type=floats, align="H", maximum=FINITE, meaning="their log-probs; nats"),
         Column(name="entropies", id=29, type=floats, align="A", nullable_items=True, meaning="entropy at each action; nats"),
         Column(name="created_at", id=30, type=TIMESTAMP, meaning="when"),
     ),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from rollstore.schema.lazy import lazy
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -52,17 +53,17 @@ class Flat:
             self.offsets = ends - ends[0]
             self.values = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
 
-    @cached_property
+    @lazy
     def lengths(self) -> Ints:
         """int64 [n]; 0 where the list is null."""
         return np.diff(self.offsets)
 
-    @cached_property
+    @lazy
     def rows(self) -> Ints:
         """int64 [items]: the row each item belongs to."""
         return np.repeat(np.arange(len(self.valid)), self.lengths)
 
-    @cached_property
+    @lazy
     def known(self) -> Bools:
         """bool [items]: false where the item is null."""
         return is_known(self.values)
@@ -144,7 +145,7 @@ class Rows:
         array = self.array(name)
         return [None] * self.count if array is None else array.to_pylist()
 
-    @cached_property
+    @lazy
     def names(self) -> list[str]:
         """The columns, absent ones left out."""
         return list(self._columns)
@@ -159,23 +160,23 @@ class Rows:
             self._children[name] = dict(values)
         return self._children[name]
 
-    @cached_property
+    @lazy
     def overridden(self) -> set[str]:
         """Fields that some span has a value in."""
         return {name for name, values in self.children("spans").items() if values.null_count < len(values)}
 
-    @cached_property
+    @lazy
     def drawn(self) -> Bools:
         """bool [tokens]: action_mask over all rows; a null in it counts as no action."""
         mask = self.list("action_mask")
         return np.zeros(0, bool) if mask is None else mask.numpy(False)
 
-    @cached_property
+    @lazy
     def drawn_before(self) -> Ints:
         """int64 [tokens + 1]: actions before each token of all rows."""
         return running_sum(self.drawn)
 
-    @cached_property
+    @lazy
     def actions(self) -> Ints:
         """int64 [rows]: how many tokens of each row are actions."""
         mask = self.list("action_mask")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -66,12 +66,24 @@ def _all_integers(values: Any) -> bool:
 def settle(record: msgspec.Struct) -> None:
     """Called when a record is made: sequences become arrays, lists of records tuples, unknowns a pair.
 
-    Values are not judged here: what does not fit the schema is reported by the writer, all of it at once.
+    Values are not judged here: what does not fit the schema is reported by the writer, all of it at once. Raises
+    TypeError, by the field's name, on what is no sequence at all, or is a text.
     """
     for name, wanted, settled in _settled_fields(type(record)):
         value = getattr(record, name)
         if value is not None and (not isinstance(value, wanted) or wanted is Known):
-            msgspec.structs.force_setattr(record, name, settled(value))
+            if isinstance(value, str | bytes | Mapping | Set):
+                raise _misfit(name, wanted, value)
+            try:
+                made = settled(value)
+            except (TypeError, ValueError) as error:
+                raise _misfit(name, wanted, value) from error
+            msgspec.structs.force_setattr(record, name, made)
+
+
+def _misfit(name: str, wanted: type, value: Any) -> TypeError:
+    what = "one value per action" if wanted is Known else "a sequence"
+    return TypeError(f"{name}: wanted {what}, got {type(value).__name__}")
 
 
 @cache

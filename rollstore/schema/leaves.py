@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from rollstore.schema.flat import is_known
 from rollstore.schema.problem import Problem, at, first_of_each
+from rollstore.schema.times import shown
 
 t = pa.types
 
@@ -93,6 +94,6 @@ def _without_misfits(array: pa.Array, type_: pa.DataType, path: str, rows: Any, 
 
 
 def _nulled(cast: pa.Array, bad: Any, given: pa.Array, path: str, rows: Any, found: list[Problem]) -> pa.Array:
-    first = first_of_each(rows[bad], (str(value) for value in given.filter(pa.array(bad))))
+    first = first_of_each(rows[bad], shown(given.filter(pa.array(bad))))
     found.extend(at(path, "out_of_range", list(first), lambda r: first[r], allowed(cast.type)))
     return pc.if_else(pa.array(bad), pa.scalar(None, cast.type), cast)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from rollstore.errors import SchemaError
 from rollstore.schema.checks import problems
 from rollstore.schema.column import Table
+from rollstore.schema.extras import extra_problems
 from rollstore.schema.fitting import Fitted, assembled, fit_table
 from rollstore.schema.flags import add_warnings, nan_to_null
 from rollstore.schema.flat import Flat, Rows
@@ -39,6 +40,7 @@ def _prepared(fitted: Fitted, of: Table) -> pa.Table:
     blank = {p.column for p in fitted.problems}  # what did not fit is null here: do not report that null again
     rows = Rows(fitted.columns, fitted.count)
     found = [p for p in problems(rows, of) if not (p.kind in _FOLLOWS and p.column in blank)]
+    found.extend(extra_problems(fitted.extra))
     if fitted.problems or found:
         raise SchemaError([*fitted.problems, *found])
     if of.name == "rollouts":

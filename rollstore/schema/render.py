@@ -138,8 +138,8 @@ def spec_rows(columns: tuple[Column, ...], depth: int = 0) -> Iterator[str]:
         notes = [column.meaning]
         if column.enum:
             notes.append("one of `" + "`, `".join(column.enum) + "`")
-        if column.minimum is not None:
-            notes.append(f">= {column.minimum}")
+        if column.bounds:
+            notes.append(column.bounds)
         if column.nullable_items:
             notes.append("single values may be null")
         required = "required" if column.required else ""

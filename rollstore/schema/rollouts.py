@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from rollstore.schema.column import STRING_MAP, TIMESTAMP, Column, Table, struct, structs
+from rollstore.schema.column import FINITE, STRING_MAP, TIMESTAMP, Column, Table, struct, structs
 
 LOGPROB_KINDS = ("behavior", "tempered", "raw", "unknown")
 ENDINGS = ("terminated", "truncated", "continued", "aborted", "unknown")
@@ -99,10 +99,10 @@ SPAN_COLUMNS = (
 )  # fmt: skip
 
 SAMPLER_COLUMNS = (
-    Column(name="temperature", id=301, type=float32, meaning="divides the logits; 0 is greedy"),
-    Column(name="top_p", id=302, type=float32, meaning="nucleus mass; 1 keeps all"),
+    Column(name="temperature", id=301, type=float32, minimum=0, meaning="divides the logits; 0 is greedy"),
+    Column(name="top_p", id=302, type=float32, minimum=0, maximum=1, meaning="nucleus mass; 1 keeps all"),
     Column(name="top_k", id=303, type=int32, meaning="kept tokens; 0 or -1 keeps all"),
-    Column(name="min_p", id=304, type=float32, meaning="least probability relative to the most likely token"),
+    Column(name="min_p", id=304, type=float32, minimum=0, maximum=1, meaning="least probability relative to the most likely token"),
     Column(name="repetition_penalty", id=305, type=float32, meaning="1 is none"),
     Column(name="presence_penalty", id=306, type=float32, meaning="0 is none"),
     Column(name="frequency_penalty", id=307, type=float32, meaning="0 is none"),
@@ -149,7 +149,7 @@ ROLLOUTS = Table(
         Column(name="action_mask", id=41, type=pa.list_(pa.bool_()), required=True, align="T", meaning="true: drawn by the policy here; position 0 cannot be an action"),
         Column(name="trainable", id=42, type=pa.list_(pa.bool_()), align="A", meaning="null: all; a drawn token that must not be trained on is false"),
         Column(name="token_bytes", id=43, type=pa.list_(pa.binary()), align="T", nullable_items=True, meaning="bytes of each token, for viewing without a tokenizer"),
-        Column(name="logprobs", id=44, type=pa.list_(float32), align="A", nullable_items=True, meaning="log-prob of the action itself, given everything before it; nats"),
+        Column(name="logprobs", id=44, type=pa.list_(float32), align="A", nullable_items=True, maximum=FINITE, meaning="log-prob of the action itself, given everything before it; nats"),
         Column(name="logprob_kind", id=45, type=string, enum=LOGPROB_KINDS, meaning="behavior: renormalised over what could be drawn; tempered: after penalties and temperature, before filters; raw: before both"),
         Column(name="head_kind", id=46, type=string, enum=LOGPROB_KINDS, meaning="the same, of the heads"),
         Column(name="weight_versions", id=47, type=pa.list_(int64), align="A", nullable_items=True, meaning="which weights generated each action"),
@@ -159,7 +159,7 @@ ROLLOUTS = Table(
         Column(name="head_size", id=51, type=int32, minimum=0, record="heads.size", meaning="k asked for; 0 when there are no heads"),
         Column(name="head_counts", id=52, type=pa.list_(int32), align="A", minimum=0, record="heads.counts", meaning="entries per action; null: every action has head_size; 0: no head here"),
         Column(name="head_tokens", id=53, type=pa.list_(int32), align="H", minimum=0, record="heads.tokens", meaning="ids, flat over actions, by falling log-prob, distinct within an action"),
-        Column(name="head_logprobs", id=54, type=pa.list_(float32), align="H", record="heads.logprobs", meaning="their log-probs; nats"),
+        Column(name="head_logprobs", id=54, type=pa.list_(float32), align="H", maximum=FINITE, record="heads.logprobs", meaning="their log-probs; nats"),
         Column(name="support_counts", id=55, type=pa.list_(int32), align="A", minimum=0, meaning="tokens kept by the filters at each action"),
         Column(name="support_tokens", id=56, type=pa.list_(int32), align="S", minimum=0, meaning="their ids, flat over actions"),
         Column(name="ranks", id=57, type=pa.list_(int32), align="A", nullable_items=True, minimum=0, meaning="rank of the drawn token, as the engine said"),

@@ -59,12 +59,13 @@ def converted(rollouts: Sequence[Any]) -> Fitted:
     rows = np.arange(len(rollouts))
     fitted = Fitted(count=len(rollouts), problems=build.problems)
     values = _fields(rollouts, Rollout)
-    heads = _fields([rollout.heads for rollout in rollouts], Heads)
+    heads = _fields(_sound(values["heads"], Heads, "a Heads", "heads", rows, build), Heads)
     for column in ROLLOUTS.columns:
         if column.name != "flags":
             given = values[column.name] if column.record is None else heads[column.record.split(".")[1]]
             _put(fitted, given, column, rows, build)
-    _put_extras(fitted, values["extra"], build)
+    extras = _sound(values["extra"], Mapping, "a mapping of x_ names to values", "extra", rows, build)
+    _put_extras(fitted, extras, build)
     flags = values["flags"]
     if build.flags:  # what was met on the way, behind the caller's own
         flags = [(*(own or ()), *build.flags.get(row, ())) or None for row, own in enumerate(flags)]
@@ -88,7 +89,14 @@ def _fields(records: Sequence[msgspec.Struct | None], kind: type[msgspec.Struct]
 
 def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build: _Build) -> None:
     """The caller's own columns, each of the one type that its values have."""
-    for name in sorted({name for mapping in given for name in mapping or ()}):
+    rows_of: dict[Any, list[int]] = {}
+    for row, mapping in enumerate(given):
+        for name in mapping or ():
+            rows_of.setdefault(name, []).append(row)
+    for name, rows in sorted(rows_of.items(), key=lambda item: ascii(item[0])):
+        if not isinstance(name, str) or not _is_utf8(name):
+            build.problems.extend(at("extra", "wrong_type", rows, f"the name {name!a}", "a name of UTF-8 text"))
+            continue
         if not name.startswith("x_"):
             build.problems.append(unknown_column(name, "a column of the caller's own"))
             continue
@@ -105,6 +113,14 @@ def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build
             build.problems.append(Problem(column=name, kind="wrong_type", row=None, found=found, wanted="one type"))
         else:
             fit_extra(fitted, name, array)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ordered(value: Any) -> Any:

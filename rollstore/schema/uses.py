@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from rollstore.schema.column import TIMESTAMP, Column, Table
+from rollstore.schema.column import FINITE, TIMESTAMP, Column, Table
 
 floats = pa.list_(pa.float32())
 
@@ -31,7 +31,7 @@ USES = Table(
         Column(name="step_finished_at", id=16, type=TIMESTAMP, meaning="end of the step"),
         Column(name="sync_seconds", id=17, type=pa.float32(), meaning="weight transfer after it; s"),
         Column(name="advantages", id=18, type=floats, align="A", nullable_items=True, meaning="advantage of each action"),
-        Column(name="logprobs", id=19, type=floats, align="A", nullable_items=True, meaning="the trainer's log-prob of each action; nats"),
+        Column(name="logprobs", id=19, type=floats, align="A", nullable_items=True, maximum=FINITE, meaning="the trainer's log-prob of each action; nats"),
         Column(name="weights", id=20, type=floats, align="A", nullable_items=True, meaning="loss weight of each action; 0: masked"),
     ),
 )  # fmt: skip

@@ -120,6 +120,14 @@ def test_full_centring_leaves_no_drift_and_a_head_leaves_what_its_tail_hides() -
     assert 0 < drift[2] < drift[1]
 
 
+def test_what_a_head_leaves_is_reported_by_a_bound() -> None:
+    for size in (1, 2, 3):
+        drift, metrics = centred_gradient(list(range(size)))
+        close(metrics["head/outside"], 1 - Q[:size].sum())
+        # a score on the logits, one-hot less p, has no entry above 1
+        assert drift.abs().max() <= 2 * metrics["head/outside"]
+
+
 def test_a_complete_float32_head_gives_a_tail_weight_of_zero_and_is_counted() -> None:
     drift, metrics = centred_gradient([0, 1, 2, 3], dtype=torch.float32)
     assert metrics["head/complete"] == 1

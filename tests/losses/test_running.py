@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, multiprocessing
 
-from rollstore.losses import group_mean, ppo_clip, tis, with_counts
+from rollstore.losses import group_mean, ppo_clip, selected_logprobs, tis, with_counts
 from tests.losses.padded import HEAD, Padded, doubles, problem, variable
 from tests.losses.ranks import REDUCERS, SPLITS, rank_main, step
 from tests.losses.test_invariance import ALONE
+from tests.losses.test_logprobs import problem as hidden_problem
 
 
 def test_two_processes_give_the_number_of_one() -> None:
@@ -43,22 +44,43 @@ def test_autocast_changes_nothing(name: str) -> None:
     torch.testing.assert_close(cast, plain)
 
 
+COMPILED = ("ppo", "score_centering tis kl", "reinforce_zero", "value_clip")
+
+
 # torch's own tracer reads .grad of an intermediate tensor, which torch warns of
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_a_compiled_loss_is_the_same() -> None:
-    batch, logprobs, _ = problem()
-    batch = replace(batch, heads=None)
-
-    def call(x: Tensor) -> Tensor:
-        return ppo_clip(batch, x, correction=tis(2.0))[0]
-
-    left, right = variable(logprobs), variable(logprobs)
-    wanted = call(left)
-    got = torch.compile(call, backend="aot_eager")(right)
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_loss_is_the_same(name: str) -> None:
+    batch, logprobs, at_head = problem()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, h: ALONE[name](batch, x, h)[0], backend="aot_eager")
+    left, right = (variable(logprobs), variable(at_head)), (variable(logprobs), variable(at_head))
+    wanted, got = ALONE[name](batch, *left)[0], compiled(*right)
     wanted.backward()
     got.backward()
     torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(right.grad, left.grad)
+    for one, other in zip(left, right, strict=True):
+        torch.testing.assert_close(other.grad, one.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_log_probs_from_hidden_states_are_the_same() -> None:
+    given = hidden_problem()
+
+    def call(hidden: Tensor, weight: Tensor) -> Tensor:
+        rest = (given["tokens"], given["head_tokens"], given["head_counts"])
+        own, heads = selected_logprobs(hidden, weight, *rest, chunk=3)
+        return own.sum() if heads is None else own.sum() + heads.square().sum()
+
+    torch.compiler.reset()
+    names = ("hidden", "weight")
+    left, right = [variable(given[name]) for name in names], [variable(given[name]) for name in names]
+    wanted, got = call(*left), torch.compile(call, backend="aot_eager")(*right)
+    wanted.backward()
+    got.backward()
+    torch.testing.assert_close(got, wanted)
+    for one, other in zip(left, right, strict=True):
+        torch.testing.assert_close(other.grad, one.grad)
 
 
 def test_a_batch_moves_with_everything_in_it() -> None:
