@@ -129,13 +129,16 @@ def ask(connection: DuckDBPyConnection, query: str, **given: Any) -> Answer:
     worker = ThreadPoolExecutor(1)
 
     def computed(step: Callable[[], Any]) -> Any:
-        running = worker.submit(step)
         try:
+            running = worker.submit(step)
+            while not running.done():  # a signal between two waits is seen at the next; in one long wait it may not be
+                wait([running], timeout=0.1)
             return running.result()
         except KeyboardInterrupt:
-            while not running.done():  # a query that only now begins forgets an interrupt that came before
+            last = worker.submit(lambda: None)  # done when all before it is
+            while not last.done():  # a query that only now begins forgets an interrupt that came before
                 connection.interrupt()
-                wait([running], timeout=0.05)
+                wait([last], timeout=0.05)
             raise
 
     def begin() -> pa.RecordBatchReader:

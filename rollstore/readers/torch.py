@@ -43,7 +43,8 @@ class RolloutLoader:
     number of steps; at the end of an epoch some may get batches without rows. Left within an epoch, the next iteration
     goes on where it was left. One iteration at a time; not thread-safe.
 
-    tokens_per_batch, rollouts_per_batch: the most of either that a batch takes; one of them at least.
+    tokens_per_batch, rollouts_per_batch: the most of either that a batch takes; one of them at least. With
+        whole_groups the second counts groups.
     where: Arrow expression over scalar columns, applied to the last segment of each rollout, where reward and ending
     stand; weight_version_min and _max there are those of all its segments.
     whole_groups: rollouts of a group (run_id, step, group_id) come in one batch, those that are there.

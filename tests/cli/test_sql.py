@@ -206,7 +206,7 @@ def test_an_error_in_the_middle_of_an_answer_is_one_line_too(shown_store: str, r
 
 
 def test_an_interrupt_reaches_a_query_while_duckdb_computes() -> None:
-    rows, seen, begun = 3_000_000, [0], threading.Event()
+    rows, seen, begun = 30_000_000, [0], threading.Event()
     connection = duckdb.connect()
 
     def started(_: int) -> bool:
