@@ -344,9 +344,10 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds."""
-    deviation = statistics.stdev(values) if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.3f} ± {deviation:.3f}"
+    """Mean and standard deviation over seeds; of one seed the value alone."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def summary(points: Sequence[Point]) -> Table:
@@ -358,7 +359,8 @@ def summary(points: Sequence[Point]) -> Table:
     table = Table("loss", "reward", "less start", "less PPO+TIS", "seeds above it", "KL(q||p)")
     at_start = [first["PPO+TIS", seed] for seed in seeds]
     start = f"start: reward {spread([point.reward for point in at_start])}, KL {spread([p.kl for p in at_start])}"
-    table.title = f"{start}; after {end} updates, mean ± sd over {len(seeds)} seeds"
+    over = "one seed" if len(seeds) == 1 else f"mean ± sd over {len(seeds)} seeds"
+    table.title = f"{start}; after {end} updates, {over}"
     for name in LOSSES:
         rewards = [last[name, seed].reward for seed in seeds]
         gained = [last[name, seed].reward - first[name, seed].reward for seed in seeds]
@@ -397,9 +399,11 @@ def plot(points: Sequence[Point], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/off-policy"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="at least 1")
     parser.add_argument("--quick", action="store_true", help="a few seconds: shows that it runs, and nothing else")
     options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error(f"--seeds: wanted a number of at least 1, got {options.seeds}")
     torch.set_num_threads(1)  # products this small only wait for a second thread
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.out) as folder:

@@ -83,8 +83,10 @@ def usable_as_behavior(kind: str | None, sampler: Any, trainer_transform: Transf
     the same transform of its own logits, so that equal weights give a ratio of 1.
 
     kind: `behavior`, `tempered`, `raw`, `unknown` or None (not recorded). sampler: a recorded sampler, a `Draw`, or
-    None (not recorded). Pure and total: it never raises on a record.
+    None (not recorded). Pure and total: it never raises on a record. Raises `TypeError` when trainer_transform is no
+    `Transform`.
     """
+    declared(trainer_transform)
     if kind is None or kind == "unknown":
         return Verdict(False, "the kind of the log-prob was not recorded, so it is of no known distribution")
     if kind not in ("behavior", "tempered", "raw"):
@@ -105,6 +107,13 @@ def usable_as_behavior(kind: str | None, sampler: Any, trainer_transform: Transf
     if missing:
         return Verdict(False, f"the trainer did not declare that it applied {', '.join(missing)}")
     return Verdict(True, "")
+
+
+def declared(trainer_transform: Any) -> None:
+    """Raise `TypeError` unless it is a `Transform`."""
+    if not isinstance(trainer_transform, Transform):
+        wanted = "wanted a Transform, as Transform(temperature=True)"
+        raise TypeError(f"trainer_transform: {wanted}, got {trainer_transform!r}")
 
 
 def _lost(kind: str, drawn: Draw) -> list[str]:

@@ -7,16 +7,20 @@ rollouts. They need whole groups: compute them over the step, then cut it into m
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
+from rollstore.losses.arguments import before_counts, columns, finite, word
+from rollstore.losses.arguments import ddof as check_ddof
 from rollstore.losses.groups import Groups, Verdict, groups
+from rollstore.losses.units import sum_by
 
 Single = Literal["zero", "raw"]
 """A group of one scored member: advantage 0, or its reward as it is (verl's convention)."""
+Scale = Literal["group", "step"]
 
 
 def group_mean(
@@ -41,7 +45,7 @@ def group_zscore(
     *,
     ddof: int = 1,
     eps: float = 1e-6,
-    scale: Literal["group", "step"] = "group",
+    scale: Scale = "group",
     single: Single = "zero",
     tolerance: float = 1e-6,
     floor: Tensor | float | None = None,
@@ -51,6 +55,8 @@ def group_zscore(
 
     ddof: 1 divides the squares by n - 1, 0 by n. scale="step": the sd of all scored rollouts of the batch.
     """
+    word("scale", scale, get_args(Scale))
+    finite("eps", eps)
     found = groups(batch, ddof=ddof, tolerance=tolerance, floor=floor, drop_incomplete=drop_incomplete)
     deviation = found.deviation[found.row_group]
     if scale == "step":
@@ -80,6 +86,8 @@ def _centred(batch: TokenBatch, found: Groups) -> Tensor:
 
 def _apply(batch: TokenBatch, found: Groups, advantages: Tensor, single: Single) -> tuple[TokenBatch, Groups]:
     """Set the columns. advantages [B]; groups without signal get exactly 0."""
+    word("single", single, get_args(Single))
+    before_counts(batch, "advantages")
     verdict = found.verdict[found.row_group]
     alone = (verdict == Verdict.single) & (single == "raw")
     advantages = torch.where(alone, batch.rewards.to(advantages.dtype), advantages)
@@ -88,6 +96,7 @@ def _apply(batch: TokenBatch, found: Groups, advantages: Tensor, single: Single)
     out = found.scored & (verdict != Verdict.dropped)
     weights = torch.where(out[batch.sequence], batch.weights, 0)
     spread = advantages[batch.sequence].to(torch.float32)
+    found = replace(found, signal=sum_by(signal.to(torch.int64), found.row_group, len(found.ids)) > 0)
     return replace(batch, advantages=spread, signal=signal, weights=weights), found
 
 
@@ -102,16 +111,21 @@ class Whitened(NamedTuple):
 def whiten(batch: TokenBatch, *, ddof: int = 1, eps: float = 1e-8) -> tuple[TokenBatch, Whitened]:
     """(A - mean) / sqrt(var + eps) over the actions of the step that have weight.
 
-    With fewer than two of them there is no variance: the advantages stay as they are, and `skipped` says so.
+    With fewer than two of them there is no variance: the advantages stay as they are, and `skipped` says so. One that
+    is not finite is as good as missing: it stays as it is and moves no other.
     """
+    columns(batch)
+    check_ddof(ddof)
+    finite("eps", eps)
     if batch.advantages is None:
         raise ValueError("batch.advantages is not set: there is nothing to whiten")
-    active = batch.weights != 0
+    weighted = batch.weights != 0
+    active = weighted & batch.advantages.isfinite()
     number = active.sum()
     given = torch.where(active, batch.advantages, 0).to(torch.float64)
     mean = given.sum() / number.clamp(min=1)
     variance = torch.where(active, given - mean, 0).square().sum() / (number - ddof).clamp(min=1)
     skipped = number < 2
     white = torch.where(skipped, given, (given - mean) * (variance + eps).rsqrt())
-    white = torch.where(active, white, 0).to(batch.advantages.dtype)
+    white = torch.where(active, white.to(batch.advantages.dtype), torch.where(weighted, batch.advantages, 0))
     return replace(batch, advantages=white), Whitened(mean, variance, skipped)

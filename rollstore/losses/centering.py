@@ -8,11 +8,18 @@ from torch import Tensor
 from rollstore.batch import TokenBatch, refuse_unusable
 from rollstore.batch.denominator import settings
 from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.arguments import columns, finite
 from rollstore.losses.heads import Head, distances, head
-from rollstore.losses.inputs import inputs
+from rollstore.losses.inputs import inputs, signal_metrics
 from rollstore.losses.objectives import Loss
-from rollstore.losses.ratios import EXPONENT, Correction, Metrics, correct, rule_metrics
-from rollstore.losses.reducers import Reducer, base, token_mean
+from rollstore.losses.ratios import EXPONENT, Correction, Metrics, alone, correct, rule_metrics, statistic_of
+from rollstore.losses.reducers import Reducer, base, reduced, token_mean
+
+HELP = {
+    True: "record {0}='behavior' where the engine gives the probabilities it draws with",
+    False: "`as_behavior` converts where the record allows it",
+}
+"""What to do about a {kind} that is, or is not, unknown."""
 
 
 def score_centering(
@@ -33,28 +40,32 @@ def score_centering(
 
     logprobs [A] and head_logprobs [H]: the trainer's at the drawn and at the recorded head ids, with gradient, under
     the transform that the batch declares. The drawn token keeps its own recorded probability, in the head or out of it.
-    Actions without a head are left out and counted. Raises `UnsupportedRecordError` when the log-probs or heads are not
-    of the behavior distribution, or a filter or penalty that the trainer did not apply shaped it.
+    Actions without a head are left out and counted, but stay in the ratio of their sequence. Raises
+    `UnsupportedRecordError` when the log-probs or heads are not of the behavior distribution, or a filter or penalty
+    that the trainer did not apply shaped it.
     """
-    if weight is not None and weight.numerator == "anchor":
-        raise ValueError("weight: centring needs the ratio at every head id, so its numerator is 'live', got 'anchor'")
-    _refuse(batch)
+    if weight is not None:
+        alone("weight", weight)
+        if weight.numerator == "anchor":
+            raise ValueError("weight: its ratio is needed at every head id, so wanted numerator 'live', got 'anchor'")
+    finite("sampler_kl", sampler_kl)
     given = inputs(batch, logprobs, behavior=weight is not None)
+    _refuse(batch)
     found = head(batch, head_logprobs, given.active)
     active = given.active & found.has
-    done = correct(weight, batch, given.logprobs, active, default="live")
+    done = correct(weight, batch, given.live, given.known, default="live")
     plain = found.q - found.rho[found.action] * found.p
     centre = plain if weight is None else _weighted(found, weight, done.weight, plain)
     score = done.weight * given.logprobs - found.sum(centre.detach() * found.log_p)
     terms = torch.where(given.possible & active, -given.advantages * score, 0)
     weights = torch.where(active & done.stays, given.weights, 0)
-    loss = reduce(terms, batch, weights)
+    loss = reduced(reduce, terms, batch, weights)
     if sampler_kl:
         towards = -found.sum(plain.detach() * found.log_p)
         loss = loss + sampler_kl * base(reduce)(towards, batch, torch.where(active, given.weights, 0))
     metrics = given.metrics | found.metrics | distances(found) | done.metrics
     metrics |= rule_metrics(done.weight, given.advantages, active)
-    return loss, {"loss": loss.detach(), "tokens": weights.sum(), **metrics}
+    return loss, {"loss": loss.detach(), **signal_metrics(batch, weights), **metrics}
 
 
 def sampler_kl(
@@ -65,12 +76,14 @@ def sampler_kl(
     head_logprobs [H], with gradient. To add to any objective; it does not depend on the advantages, so it keeps the
     base reducer.
     """
+    finite("beta", beta)
+    columns(batch)
     _refuse(batch)
     found = head(batch, head_logprobs, batch.weights != 0)
     plain = found.q - found.rho[found.action] * found.p
     terms = -found.sum(plain.detach() * found.log_p)
     weights = torch.where(found.has, batch.weights, 0)
-    term = reduce(terms, batch, weights)
+    term = reduced(reduce, terms, batch, weights)
     return beta * term, {"sampler_kl": distances(found)["head/kl"], **found.metrics}
 
 
@@ -78,22 +91,31 @@ def _weighted(found: Head, weight: Correction, of_action: Tensor, plain: Tensor)
     """c_j [H] of the weighted centre."""
     if weight.level != "token":
         return of_action[found.action] * plain
-    log_ratio = torch.where(found.q > 0, found.log_p.detach() - found.log_q, 0)
-    at_head = torch.where(found.q > 0, found.q * weight.rule(log_ratio).weight, 0)
+    log_ratio = torch.where(found.q > 0, found.seen - found.log_q, 0)
+
+    def ratio_weight(x: Tensor) -> Tensor:
+        return weight.rule(statistic_of(x, weight.statistic)).weight
+
+    at_head = torch.where(found.q > 0, found.q * ratio_weight(log_ratio), 0)
     # 1/rho is the ratio p/q that the whole tail is taken to have
     tail = torch.where(found.rho > 0, -found.rho.clamp(min=1e-30).log(), EXPONENT)
-    alpha = torch.where(found.rho > 0, found.rho * weight.rule(tail).weight, 0)
+    alpha = torch.where(found.rho > 0, found.rho * ratio_weight(tail), 0)
     return at_head - alpha[found.action] * found.p
 
 
+@torch.compiler.disable()  # pyright: ignore[reportUntypedFunctionDecorator]  # torch leaves its decorator untyped
 def _refuse(batch: TokenBatch) -> None:
     """Raise unless the heads, and the log-probs beside them, are of the behavior distribution and usable."""
     for setting in settings(batch):
-        for what, kind in (("log-probs", setting.behavior_kind), ("heads", setting.head_kind)):
-            if kind != "behavior":
+        found = (
+            ("log-probs", "logprob_kind", setting.behavior_kind, setting.logprob),
+            ("heads", "head_kind", setting.head_kind, setting.head),
+        )
+        for what, column, kind, recorded in found:
+            if recorded and kind != "behavior":
                 raise UnsupportedRecordError(
                     f"rollout {batch.rollout_ids[setting.row]!r}: its {what} are {kind}, and a centre is under the "
-                    "behavior distribution; `as_behavior` converts where the record allows it"
+                    f"behavior distribution; {HELP[kind == 'unknown'].format(column)}"
                 )
     refuse_unusable(batch)
     refuse_unusable(batch, what="head")

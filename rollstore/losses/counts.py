@@ -12,6 +12,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from rollstore.batch import Counts, TokenBatch
+from rollstore.batch.select import is_cut
+from rollstore.losses.arguments import columns, number, tensor
 from rollstore.losses.reducers import signal_weights
 from rollstore.losses.units import sum_by
 
@@ -32,11 +34,19 @@ def with_counts(
     averaged (DDP), the number of micro-batches when the trainer divides each loss by it, or their product.
 
     Units are matched by id, so a rollout's segments, or a group's members, may lie in different batches and ranks.
-    After the advantages: the counts of groups with signal are taken here too.
+    After the advantages, and after everything that changes weights: the counts of groups with signal are taken here
+    too. Whether a rollout's segments were put into different batches is remembered, since a ratio over a rollout then
+    cannot be formed.
     """
+    if isinstance(batches, TokenBatch):
+        raise TypeError("batches: wanted a list of them, got one TokenBatch")
+    number("averaged_over", averaged_over, 1)
     weights = [batch.weights for batch in batches] if weights is None else weights
     if len(weights) != len(batches):
         raise ValueError(f"weights: wanted one tensor a batch ({len(batches)}), got {len(weights)}")
+    for at, (batch, part) in enumerate(zip(batches, weights, strict=True)):
+        columns(batch)
+        tensor(f"weights[{at}]", part, (batch.actions,))
     signal = [signal_weights(batch, part) for batch, part in zip(batches, weights, strict=True)]
     base = _counts(batches, weights, process_group, averaged_over)
     decided = all(batch.signal is not None for batch in batches)
@@ -63,7 +73,7 @@ def _counts(
     if group is not None:
         dist.all_reduce(totals, group=group)
     tokens, segments, all_segments = totals.unbind()
-    return [
+    made = [
         Counts(
             tokens=tokens,
             segments=segments,
@@ -79,6 +89,7 @@ def _counts(
         )
         for at, batch in enumerate(batches)
     ]
+    return [counts._replace(cut=is_cut(counts, batch.rollout)) for counts, batch in zip(made, batches, strict=True)]
 
 
 class _Units:

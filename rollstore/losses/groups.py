@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
+from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.arguments import columns, finite, tensor
+from rollstore.losses.arguments import ddof as check_ddof
 from rollstore.losses.units import dense, sum_by
 
 
@@ -43,7 +47,7 @@ class Groups:
     unique: Tensor
     """int64: different completions among all members that are there"""
     tokens: Tensor
-    """float32: weight of its actions"""
+    """float32: weight of its actions that is trained on: in scored rollouts, and 0 where the group is dropped"""
     mean: Tensor
     """float64, over scored members; 0 without any"""
     deviation: Tensor
@@ -54,6 +58,8 @@ class Groups:
     """int64 [B]: index of the row's group"""
     scored: Tensor
     """bool [B]: the row's rollout has a reward"""
+    signal: Tensor
+    """bool: its advantages are not all zero"""
 
     @property
     def missing(self) -> Tensor:
@@ -72,9 +78,13 @@ class Groups:
 
     @property
     def step_scale(self) -> Tensor:
-        """[]: groups / groups with signal: by how much `signal_groups(prompt_mean)` makes the step larger."""
-        with_signal = (self.verdict == Verdict.signal).sum()
-        return torch.where(with_signal > 0, len(self.verdict) / with_signal.clamp(min=1), 0)
+        """[]: groups / groups with signal: by how much `signal_groups(prompt_mean)` makes the step larger.
+
+        Of groups that are trained on: what is not scored is in no denominator. 0 without signal.
+        """
+        counted = self.tokens > 0
+        with_signal = (counted & self.signal).sum()
+        return torch.where(with_signal > 0, counted.sum() / with_signal.clamp(min=1), 0)
 
     def summary(self) -> dict[str, Tensor]:
         """Counts [] by name: groups of each verdict, incomplete ones, and tokens in groups without signal."""
@@ -87,7 +97,7 @@ class Groups:
             "members/failed": self.failed.sum(),
             "members/missing": self.missing.sum(),
             "tokens": self.tokens.sum(),
-            "tokens/no_signal": self.tokens[self.verdict != Verdict.signal].sum(),
+            "tokens/no_signal": torch.where(self.signal, 0, self.tokens).sum(),
             "step_scale": self.step_scale,
         }
 
@@ -106,11 +116,19 @@ def groups(
     rewards [B]: instead of `batch.rewards`, for one component of a shaped total; NaN is unscored. tolerance: rewards
     whose standard deviation is at most this share of the largest |reward| are equal. floor: standard deviation of the
     scorer's repeats (`noise_floor`); None when it is not known, and then nothing is suppressed. A whole group must be
-    in the batch: a rank that holds one member cannot tell.
+    in the batch: a rank that holds one member cannot tell. Raises `UnsupportedRecordError` for an infinite reward.
     """
+    columns(batch)
+    finite("tolerance", tolerance)
+    check_ddof(ddof)
+    if rewards is not None:
+        tensor("rewards", rewards, (batch.rows,), "one value a row")
+    if floor is not None:
+        _floor(floor)
     given = (batch.rewards if rewards is None else rewards).to(torch.float64)
     ids, index = torch.unique(batch.group, return_inverse=True)
     size = len(ids)
+    _refuse_infinite(batch, given)
     first = _first_rows(batch)
     scored = first & ~given.isnan()
     value = torch.where(scored, given, 0)
@@ -130,23 +148,42 @@ def groups(
     verdict[present == 0] = Verdict.unscored
     if drop_incomplete:
         verdict[(expected > 0) & (present < expected)] = Verdict.dropped
+    trained = ~given.isnan() & (verdict != Verdict.dropped)[index]
     return Groups(
         ids=ids,
         expected=expected,
         present=present,
         failed=sum_by((first & given.isnan()).to(torch.int64), index, size),
         unique=_unique(batch, index, size),
-        tokens=sum_by(batch.weights, index[batch.sequence], size),
+        tokens=sum_by(torch.where(trained[batch.sequence], batch.weights, 0), index[batch.sequence], size),
         mean=mean,
         deviation=deviation,
         verdict=verdict,
         row_group=index,
         scored=~given.isnan(),
+        signal=verdict == Verdict.signal,
     )
+
+
+def _refuse_infinite(batch: TokenBatch, given: Tensor) -> None:
+    """Raise `UnsupportedRecordError`, by id, for an infinite reward [B]: it would make its whole group NaN."""
+    if len(rows := torch.nonzero(given.isinf()).squeeze(-1)):
+        at = int(rows[0])
+        where = f"rollout {batch.rollout_ids[at]!r}: reward"
+        raise UnsupportedRecordError(f"{where}: wanted a finite number, or NaN where unscored, got {float(given[at])}")
+
+
+def _floor(floor: Any) -> None:
+    """A number, NaN where it is not known, or a tensor of one."""
+    if isinstance(floor, Tensor):
+        tensor("floor", floor, (), "one value")
+    elif floor == floor:
+        finite("floor", floor)
 
 
 def noise_floor(repeats: Tensor) -> Tensor:
     """Standard deviation (n - 1) of repeated scores of one answer [N] -> []; NaN (not known, not 0) below two."""
+    tensor("repeats", repeats, (repeats.numel(),), "a score a repeat")
     return repeats.to(torch.float64).std(correction=1) if len(repeats) > 1 else torch.tensor(torch.nan)
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from rollstore.batch import TokenBatch
 from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.arguments import tensor
 from rollstore.losses.ratios import Metrics
 from rollstore.losses.units import sum_by
+from rollstore.schema.rules.heads import STAND_IN
 
 TAIL = 1e-6
 """A tail below this is rounding: a complete float32 head otherwise makes rho -1, 0 or infinite."""
@@ -20,7 +22,8 @@ class Head(NamedTuple):
     """The recorded head beside the trainer's log-probs at the same ids.
 
     action [H]: which action; has [A]: the action has a head. q, p [H]: behavior and (detached) trainer probability.
-    log_q, log_p [H]: their logs, log_p with gradient. q_tail, p_tail [A]: mass outside, p_tail floored at 1e-6.
+    log_q, log_p, seen [H]: their logs, log_p with gradient and 0 where p is 0, seen without and minus infinity there.
+    q_tail, p_tail [A]: mass outside, p_tail floored at 1e-6.
     rho [A]: q_tail / p_tail, 0 where q_tail is at most 1e-6 (`complete` [A]).
     """
 
@@ -30,6 +33,7 @@ class Head(NamedTuple):
     p: Tensor
     log_q: Tensor
     log_p: Tensor
+    seen: Tensor
     q_tail: Tensor
     p_tail: Tensor
     rho: Tensor
@@ -49,17 +53,19 @@ def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
     if batch.heads is None:
         raise UnsupportedRecordError("no heads were recorded")
     recorded = batch.heads
-    if head_logprobs.shape != recorded.tokens.shape:
-        wanted, got = tuple(recorded.tokens.shape), tuple(head_logprobs.shape)
-        raise ValueError(f"head_logprobs: wanted one value a head entry {wanted}, got {got}")
+    entries = (recorded.tokens.shape[0],)
+    tensor("head_logprobs", head_logprobs, entries, "one value a head entry")
+    tensor("batch.heads.logprobs", recorded.logprobs, entries, "one value a head entry")
+    tensor("batch.heads.counts", recorded.counts, (batch.actions,), ids=True)
     wide = torch.promote_types(head_logprobs.dtype, torch.float32)
     places = torch.arange(batch.actions, device=active.device)
     action = torch.repeat_interleave(places, recorded.counts, output_size=recorded.tokens.shape[0])
     entry = active[action]
     log_q = torch.where(entry, recorded.logprobs.to(wide), 0)
-    possible = entry & (head_logprobs.detach() != -torch.inf)
+    seen = torch.where(entry, head_logprobs.detach(), 0).to(wide)
+    possible = entry & ~(seen <= STAND_IN)
     log_p = torch.where(possible, head_logprobs, 0).to(wide)
-    q, p = torch.where(entry, log_q.exp(), 0), torch.where(possible, log_p.detach().exp(), 0)
+    q, p = torch.where(entry, log_q.exp(), 0), torch.where(possible, seen.exp(), 0)
     has = active & (recorded.counts > 0)
     q_tail = 1 - sum_by(q, action, batch.actions)
     p_tail = 1 - sum_by(p, action, batch.actions)
@@ -70,20 +76,22 @@ def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
     metrics = {
         "head/missing": (active & ~has).sum(),
         "head/complete": (has & complete).sum(),
+        "head/impossible": (entry & ~possible & (q > 0)).sum(),
         "head/p_tail_floored": (has & floored).sum(),
     }
-    return Head(action, has, q, p, log_q, log_p, q_tail, p_tail, rho, complete, metrics)
+    return Head(action, has, q, p, log_q, log_p, seen, q_tail, p_tail, rho, complete, metrics)
 
 
 def distances(found: Head) -> Metrics:
     """|q - p|_1 and KL(q||p) of head and tail, and q's mass outside the head [], means over actions with a head.
 
-    The first two are never above the full ones. What a head hides of the centre, sum over the tail of (q_j - rho p_j)
+    The first two are never above the full ones. KL is infinite where the trainer gives 0 to an id of the head, which
+    `head/impossible` counts. What a head hides of the centre, sum over the tail of (q_j - rho p_j)
     times the score, is at most twice the mass outside times the largest score.
     """
     number = found.has.sum().clamp(min=1)
     one = found.sum((found.q - found.p).abs()) + (found.q_tail - found.p_tail).abs()
-    term = torch.where(found.q > 0, found.q * (found.log_q - found.log_p.detach()), 0)
+    term = torch.where(found.q > 0, found.q * (found.log_q - found.seen), 0)
     tails = torch.where(found.complete, 0, found.q_tail * (found.q_tail.clamp(min=TAIL) / found.p_tail).log())
     kl = found.sum(term) + tails
     return {

@@ -10,17 +10,25 @@ from torch import Tensor
 
 from rollstore.batch import TokenBatch, refuse_unusable
 from rollstore.errors import UnsupportedRecordError
+from rollstore.losses.arguments import columns, tensor, word
 from rollstore.losses.ratios import Corrections, Metrics, Numerator, each
 from rollstore.schema.rules.heads import STAND_IN
 
 
 class Inputs(NamedTuple):
-    """logprobs, advantages, weights [A], 0 where not active; active [A]: counts in the denominator; possible [A]:
-    active and the trainer gives it a probability above 0."""
+    """What an objective computes with, each [A].
+
+    known bool: has weight, and everything that is needed was recorded. active bool: known, and what it is divided by
+    is above 0; these count in the denominator. possible bool: active, and the trainer gives it a probability above 0.
+    logprobs, advantages: with gradient, 0 where not possible. weights: 0 where not active. live: the trainer's
+    log-probs, detached, minus infinity and NaN as they are.
+    """
 
     logprobs: Tensor
+    live: Tensor
     advantages: Tensor
     weights: Tensor
+    known: Tensor
     active: Tensor
     possible: Tensor
     metrics: Metrics
@@ -35,39 +43,68 @@ WHERE_FROM = {
 }
 """Columns [A] that an objective may need, and how a batch comes by them."""
 
+LOGPROBS = ("anchor_logprobs", "reference_logprobs")
+"""Those in which minus infinity is a value. Elsewhere an infinity is as good as nothing."""
 
-def inputs(batch: TokenBatch, logprobs: Tensor, *, behavior: bool, needs: Sequence[str] = ("advantages",)) -> Inputs:
-    """Check and select. logprobs [A]: the trainer's, any float dtype. behavior: the recorded ones are divided by.
 
-    needs: columns without which an action cannot be used. Raises `UnsupportedRecordError` when the log-probs may not
-    be divided by, or a column is not set; `ValueError` for a wrong shape. An action without weight, without a finite
-    behavior log-prob where one is needed, or with NaN in a needed column is left out, the last two counted.
+def inputs(
+    batch: TokenBatch,
+    given: Tensor,
+    *,
+    behavior: bool,
+    needs: Sequence[str] = ("advantages",),
+    below: str | None = None,
+    name: str = "logprobs",
+) -> Inputs:
+    """Check and select. given [A]: the trainer's log-probs, any float dtype; `name` says so, or what else it is.
+
+    behavior: the recorded log-probs are divided by. needs: columns without which an action cannot be used; below: the
+    one of them that is divided by. Raises `UnsupportedRecordError` when the recorded log-probs may not be divided by,
+    or a column is not set; `ValueError` or `TypeError` for one that does not fit. An action without weight, or without
+    what is needed, or with a probability of 0 below, is left out, the last two counted.
     """
-    if logprobs.shape != (batch.actions,):
-        raise ValueError(f"logprobs: wanted one value an action ({batch.actions},), got {tuple(logprobs.shape)}")
-    weighted = active = batch.weights != 0
+    columns(batch)
+    tensor(name, given, (batch.actions,))
+    weighted = known = batch.weights != 0
     metrics: Metrics = {}
     if behavior:
         refuse_unusable(batch)
         metrics["behavior/missing"] = (weighted & batch.behavior_logprobs.isnan()).sum()
         metrics["behavior/impossible"] = (weighted & (batch.behavior_logprobs <= STAND_IN)).sum()
-        active = active & batch.valid
-    for name in needs:
-        missing = needed(batch, name).isnan()
-        metrics[f"{name}/missing"] = (weighted & missing).sum()
-        active = active & ~missing
-    wide = torch.promote_types(logprobs.dtype, torch.float32)
-    possible = active & (logprobs.detach() != -torch.inf)
-    metrics |= {"actions": active.sum(), "trainer/impossible": (active & ~possible).sum()}
-    advantages = torch.zeros_like(logprobs) if "advantages" not in needs else needed(batch, "advantages")
+        known = known & batch.valid
+    for column in needs:
+        missing = _missing(batch, column)
+        metrics[f"{column}/missing"] = (weighted & missing).sum()
+        known = known & ~missing
+    active = known
+    if below is not None:
+        none = needed(batch, below) <= STAND_IN
+        metrics[f"{below}/impossible"] = (weighted & none).sum()
+        active = known & ~none
+    wide = torch.promote_types(given.dtype, torch.float32)
+    live = given.detach().to(wide)
+    possible = active
+    if name == "logprobs":
+        possible = active & ~(live <= STAND_IN)  # NaN stays: a trainer that gives NaN gets a loss of NaN
+        metrics["trainer/impossible"] = (active & ~possible).sum()
+        metrics["trainer/nan"] = (active & live.isnan()).sum()
+    advantages = torch.zeros_like(live) if "advantages" not in needs else needed(batch, "advantages")
     return Inputs(
-        logprobs=torch.where(possible, logprobs, 0).to(wide),
+        logprobs=torch.where(possible, given, 0).to(wide),
+        live=live,
         advantages=torch.where(possible, advantages, 0).to(wide),
         weights=torch.where(active, batch.weights, 0).to(wide),
+        known=known,
         active=active,
         possible=possible,
-        metrics=metrics,
+        metrics={**metrics, "actions": active.sum()},
     )
+
+
+def _missing(batch: TokenBatch, name: str) -> Tensor:
+    """bool [A]: the column has no value there."""
+    column = needed(batch, name)
+    return ~(column < torch.inf) if name in LOGPROBS else ~column.isfinite()
 
 
 def needed(batch: TokenBatch, name: str) -> Tensor:
@@ -85,8 +122,8 @@ def policy_needs(
 
     Raises `ValueError` for a correction beside anchor="behavior", where w = pi0/q is 1.
     """
-    if anchor not in ("recorded", "behavior", None):
-        raise ValueError(f"anchor: wanted 'recorded' or 'behavior', got {anchor!r}")
+    if anchor is not None:
+        word("anchor", anchor, ("recorded", "behavior"))
     if anchor == "behavior" and correction is not None:
         raise ValueError("correction: with anchor='behavior' w = pi0/q is 1, and there is nothing to correct")
     numerators = [part.numerator or default for part in each(correction)]
@@ -99,11 +136,14 @@ def trainable(batch: TokenBatch, *, behavior: bool = False, heads: bool = False,
     """The weights [A] that an objective counts: 0 also where what it needs was not recorded. For `with_counts`.
 
     behavior: it forms a ratio to the recorded log-probs. heads: it needs a head at the action. needs: columns that may
-    have gaps, as `("anchor_logprobs",)`.
+    have gaps, as `("anchor_logprobs",)`; a probability of 0, which cannot be divided by, is one.
     """
+    columns(batch)
     active = batch.weights != 0
     for name in needs:
-        active = active & ~needed(batch, name).isnan()
+        active = active & ~_missing(batch, name)
+        if name in LOGPROBS:
+            active = active & (needed(batch, name) > STAND_IN)
     if behavior:
         active = active & batch.valid
     if heads:
@@ -113,23 +153,29 @@ def trainable(batch: TokenBatch, *, behavior: bool = False, heads: bool = False,
     return torch.where(active, batch.weights, 0)
 
 
-def log_behavior(batch: TokenBatch, given: Inputs) -> Tensor:
-    """log q [A], 0 where not possible."""
-    return torch.where(given.possible, batch.behavior_logprobs.to(given.logprobs.dtype), 0)
+class LogRatio(NamedTuple):
+    """log of p over what is below it, each [A]. log: with gradient, 0 where not possible; seen: detached, minus
+    infinity where the trainer gives 0, and 0 where not active."""
+
+    log: Tensor
+    seen: Tensor
 
 
-def log_anchor(batch: TokenBatch, given: Inputs, anchor: Literal["recorded", "behavior"]) -> Tensor:
-    """log pi0 [A], or log q where the caller says that the behavior policy is the anchor; 0 where not possible."""
-    if anchor == "behavior":
-        return log_behavior(batch, given)
-    return torch.where(given.possible, needed(batch, "anchor_logprobs").to(given.logprobs.dtype), 0)
+def log_ratio(batch: TokenBatch, given: Inputs, below: str) -> LogRatio:
+    """log p/q or log p/pi0. below: `behavior_logprobs`, or the column that `inputs` was told of."""
+    under = torch.where(given.active, getattr(batch, below), 0).to(given.live.dtype)
+    ratio = torch.where(given.possible, given.logprobs - under, 0)
+    return LogRatio(ratio, torch.where(given.active, given.live - under, 0))
 
 
 def signal_metrics(batch: TokenBatch, weights: Tensor) -> Metrics:
-    """How much of the batch the loss was taken over."""
+    """How much of the batch the loss was taken over. counts/off: rows of which `with_counts` counted another weight."""
     per_row = torch.zeros(batch.rows, dtype=weights.dtype, device=weights.device)
     per_row = per_row.index_add(0, batch.sequence, weights)
     metrics: Metrics = {"tokens": weights.sum(), "sequences": (per_row > 0).sum()}
     if batch.signal is not None:
         metrics["tokens/signal"] = torch.where(batch.signal[batch.sequence], weights, 0).sum()
+    if batch.counts is not None:
+        counted = batch.counts.segment_tokens
+        metrics["counts/off"] = ((per_row - counted).abs() > 1e-4 * counted.clamp(min=1)).sum()
     return metrics

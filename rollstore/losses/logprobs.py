@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rollstore.losses.arguments import number, tensor
 from rollstore.losses.transform import Recorded, divisor, dropped
 
 ELEMENTS = 1 << 25
 """Logits in one chunk, at most, when the caller does not say how many actions it takes: 128 MiB of float32."""
+FILTERED = 8
+"""Chunks are smaller by this where top_k or top_p applies: to sort logits takes as much again about eight times."""
 
 
 def logprobs_of_logits(
@@ -27,6 +32,9 @@ def logprobs_of_logits(
     that a filter takes away has log-prob -inf. Computed in float32 or wider.
     """
     how = how or Recorded()
+    if logits.dim() != 2:
+        raise ValueError(f"logits: wanted [A, V], got {tuple(logits.shape)}")
+    _fitting(tokens, head_tokens, head_counts, how, *logits.shape)
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if how.temperature is not None:
         z = z / divisor(how.temperature, z.dtype)[:, None]
@@ -60,27 +68,77 @@ def selected_logprobs(
     and gradients are those of `logprobs_of_logits(hidden @ weight.T, ...)`. head_counts [A] says how many of
     head_tokens [H] belong to each action. temperature, top_k, top_p, min_p [A] and support (tokens [S], counts [A]):
     the recorded transform to apply, where asked. chunk: actions at a time. Products are taken in the dtype of the
-    inputs (autocast's, when on), everything after them in float32 or wider.
+    inputs (autocast's, when on), everything after them in float32 or wider. Raises `ValueError` or `TypeError` for what
+    does not fit; ids outside the vocabulary on an accelerator fail there.
     """
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
             f"hidden, weight: wanted [A, D] and [V, D], got {tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
-    if tokens.shape != hidden.shape[:1]:
-        raise ValueError(f"tokens: wanted one id an action ({len(hidden)},), got {tuple(tokens.shape)}")
-    if (head_tokens is None) != (head_counts is None):
-        raise ValueError("head_tokens, head_counts: wanted both or neither, got one")
+    if support is not None and len(support) != 2:
+        raise TypeError(f"support: wanted (tokens [S], counts [A]), got {len(support)} values")
+    if chunk is not None:
+        number("chunk", chunk, 1)
+    how = Recorded(temperature, top_k, top_p, min_p, *(support or (None, None)))
+    _fitting(tokens, head_tokens, head_counts, how, len(hidden), len(weight))
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         narrow = torch.get_autocast_dtype(kind)
         hidden, weight = hidden.to(narrow), weight.to(narrow)
+    if hidden.dtype != weight.dtype or not hidden.is_floating_point():
+        raise TypeError(f"hidden, weight: wanted one float dtype, got {hidden.dtype} and {weight.dtype}")
     empty = torch.zeros(0, dtype=torch.int64, device=hidden.device)
     ids = empty if head_tokens is None else head_tokens
     counts = torch.zeros_like(tokens) if head_counts is None else head_counts
-    how = Recorded(temperature, top_k, top_p, min_p, *(support or (None, None)))
-    size = chunk or _even(len(tokens), max(1, ELEMENTS // weight.shape[0]))
-    own, heads = _Selected.apply(hidden, weight, tokens, ids, counts, how, size)  # pyright: ignore[reportGeneralTypeIssues]  # torch types apply() as Any
+    most = ELEMENTS // (1 if top_k is None and top_p is None else FILTERED)
+    size = chunk or _even(len(tokens), max(1, most // weight.shape[0]))
+    own, heads = _Selected.apply(hidden, weight, tokens, ids, counts, size, *how)  # pyright: ignore[reportGeneralTypeIssues]  # torch types apply() as Any
     return own, (None if head_tokens is None else heads)
+
+
+def _fitting(
+    tokens: Tensor, head_tokens: Tensor | None, head_counts: Tensor | None, how: Recorded, actions: int, vocabulary: int
+) -> None:
+    """Raise unless every argument has its shape and kind, and every id is one of the vocabulary's."""
+    tensor("tokens", tokens, (actions,), "one id an action", ids=True)
+    _within("tokens", tokens, vocabulary)
+    if (head_tokens is None) != (head_counts is None):
+        raise ValueError("head_tokens, head_counts: wanted both or neither, got one")
+    lists = (("head", head_tokens, head_counts), ("support", how.support_tokens, how.support_counts))
+    for name, ids, counts in lists:
+        if ids is not None and counts is not None:
+            tensor(f"{name}_tokens", ids, (ids.numel(),), "ids, flat over actions", ids=True)
+            tensor(f"{name}_counts", counts, (actions,), ids=True)
+            _within(f"{name}_tokens", ids, vocabulary)
+            _add_up(name, ids, counts)
+    for name in ("temperature", "top_p", "min_p", "top_k"):
+        column: Tensor | None = getattr(how, name)
+        if column is not None:
+            tensor(name, column, (actions,), ids=name == "top_k")
+
+
+def _within(name: str, ids: Tensor, size: int) -> None:
+    """Raise unless ids lie in [0, size): a negative one would silently be one from the end."""
+    fine = ((ids >= 0) & (ids < size)).all()
+    message = f"{name}: wanted ids from 0 to {size - 1}"
+    if not _at_hand(ids):
+        torch._assert_async(fine, message)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # the check that waits for nothing
+    elif not fine:
+        raise ValueError(f"{message}, got {int(ids[(ids < 0) | (ids >= size)][0])}")
+
+
+def _add_up(name: str, ids: Tensor, counts: Tensor) -> None:
+    if _at_hand(counts) and int(counts.sum()) != len(ids):
+        raise ValueError(_sum(name, len(ids), int(counts.sum())))
+
+
+def _sum(name: str, wanted: int, got: int) -> str:
+    return f"{name}_counts: wanted a sum of {wanted}, as many as {name}_tokens, got {got}"
+
+
+def _at_hand(values: Tensor) -> bool:
+    """Whether looking at values costs nothing."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _even(actions: int, most: int) -> int:
@@ -101,16 +159,23 @@ class _Selected(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, ids: Tensor, counts: Tensor, how: Recorded, size: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        tokens: Tensor,
+        ids: Tensor,
+        counts: Tensor,
+        size: int,
+        *how: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         own = torch.empty(len(tokens), dtype=wide, device=hidden.device)
         heads = torch.empty(len(ids), dtype=wide, device=hidden.device)
         norms = torch.empty_like(own)
+        cuts = _cuts(counts, how[-1], len(tokens), len(ids), size)
         rows = _rows(ids, counts, len(tokens))
-        parts = _parts(tokens, counts, len(ids), how, size)
         room = _room(hidden, weight, wide, size)
-        for part in parts:
+        for part in _parts(cuts, Recorded(*how)):
             z, _ = part.logits(hidden, weight, wide, room)
             local = rows[part.heads] - part.of.start
             own[part.of] = z.gather(-1, tokens[part.of][:, None]).squeeze(-1)
@@ -120,13 +185,13 @@ class _Selected(torch.autograd.Function):
             norms[part.of] = norm
             own[part.of] -= norm
             heads[part.heads] -= norm[local]
-        ctx.save_for_backward(hidden, weight, tokens, ids, rows, norms)
-        ctx.parts, ctx.size = parts, size
+        ctx.save_for_backward(hidden, weight, tokens, ids, rows, norms, *how)  # all: torch notices a change in place
+        ctx.cuts, ctx.size = cuts, size
         return own, heads
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, tokens, ids, rows, norms = ctx.saved_tensors
+        hidden, weight, tokens, ids, rows, norms, *how = ctx.saved_tensors
         grad_own, grad_heads = grads
         wide = norms.dtype
         want_hidden, want_weight = ctx.needs_input_grad[:2]
@@ -134,7 +199,7 @@ class _Selected(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
         room = _room(hidden, weight, wide, ctx.size)
         with torch.autocast(hidden.device.type, enabled=False):
-            for part in ctx.parts:
+            for part in _parts(ctx.cuts, Recorded(*how)):
                 z, gone = part.logits(hidden, weight, wide, room)
                 local = rows[part.heads] - part.of.start
                 total = grad_own[part.of].clone().index_add_(0, local, grad_heads[part.heads])
@@ -154,7 +219,7 @@ class _Selected(torch.autograd.Function):
                     else:
                         grad_weight.add_(dz.T @ hidden[part.of])
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, *(None,) * (4 + len(how))
 
 
 def _room(hidden: Tensor, weight: Tensor, wide: torch.dtype, size: int) -> Tensor | None:
@@ -186,27 +251,31 @@ class _Part(NamedTuple):
         return (z if gone is None else z.masked_fill_(gone, -torch.inf)), gone
 
 
-def _parts(tokens: Tensor, counts: Tensor, heads: int, how: Recorded, size: int) -> list[_Part]:
-    """Cut actions into chunks, and with them their heads and supports. With heads the bounds go to the host once."""
-    starts = list(range(0, len(tokens), size))
-    stops = [min(start + size, len(tokens)) for start in starts]
-    bounds = _bounds(counts, stops) if heads else [0] * (len(stops) + 1)
-    support_bounds = _bounds(how.support_counts, stops) if how.support_counts is not None else [0] * (len(stops) + 1)
+class _Cuts(NamedTuple):
+    """Where each chunk's actions, head entries and support entries begin, and the end: chunks + 1 of each."""
 
-    def cut(start: int, stop: int, at: int) -> Recorded:
-        values = {
-            name: value[start:stop]
-            for name, value in how._asdict().items()
-            if value is not None and name != "support_tokens"
-        }
+    actions: list[int]
+    heads: list[int]
+    support: list[int]
+
+
+def _cuts(counts: Tensor, support_counts: Tensor | None, actions: int, heads: int, size: int) -> _Cuts:
+    """Cut actions into chunks, and with them their heads and supports: those bounds go to the host once."""
+    bounds = [*range(0, actions, size), actions]
+    none = [0] * len(bounds)
+    of_heads = _bounds(counts, bounds[1:]) if heads else none
+    if of_heads[-1] != heads:
+        raise ValueError(_sum("head", heads, of_heads[-1]))
+    return _Cuts(bounds, of_heads, none if support_counts is None else _bounds(support_counts, bounds[1:]))
+
+
+def _parts(cuts: _Cuts, how: Recorded) -> Iterator[_Part]:
+    """The chunks, each with its share of the transform."""
+    for at, (start, stop) in enumerate(pairwise(cuts.actions)):
+        share = {name: None if value is None else value[start:stop] for name, value in how._asdict().items()}
         if how.support_tokens is not None:
-            values["support_tokens"] = how.support_tokens[support_bounds[at] : support_bounds[at + 1]]
-        return Recorded(**values)
-
-    return [
-        _Part(slice(start, stop), slice(bounds[at], bounds[at + 1]), cut(start, stop, at))
-        for at, (start, stop) in enumerate(zip(starts, stops, strict=True))
-    ]
+            share["support_tokens"] = how.support_tokens[cuts.support[at] : cuts.support[at + 1]]
+        yield _Part(slice(start, stop), slice(cuts.heads[at], cuts.heads[at + 1]), Recorded(**share))
 
 
 def _bounds(counts: Tensor, stops: list[int]) -> list[int]:

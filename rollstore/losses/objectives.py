@@ -13,15 +13,26 @@ import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
-from rollstore.losses.inputs import Inputs, inputs, log_anchor, log_behavior, policy_needs, signal_metrics
-from rollstore.losses.ratios import EXPONENT, Corrections, Metrics, at_level, correct, exp
-from rollstore.losses.reducers import Reducer, fixed_length, sequence_mean, token_mean
+from rollstore.losses.arguments import number, pair
+from rollstore.losses.inputs import Inputs, LogRatio, inputs, log_ratio, policy_needs, signal_metrics
+from rollstore.losses.ratios import (
+    EXPONENT,
+    HIGHEST,
+    UNCLAMPED_BELOW,
+    Corrected,
+    Corrections,
+    Exponent,
+    Metrics,
+    at_level,
+    bounded,
+    correct,
+    exp,
+)
+from rollstore.losses.reducers import Reducer, fixed_length, reduced, sequence_mean, token_mean
 from rollstore.losses.units import Unit
 
 Loss = tuple[Tensor, Metrics]
 Anchor = Literal["recorded", "behavior"]
-Exponent = tuple[float | None, float | None]
-UNCLAMPED_BELOW: Exponent = (None, EXPONENT)
 
 
 def reinforce(
@@ -30,9 +41,9 @@ def reinforce(
     """-E[ sg(w) A log p ] (Williams 1992). A correction's ratio is p/q unless it says otherwise. logprobs [A]."""
     needs = policy_needs(None, correction, "live")
     given = inputs(batch, logprobs, behavior=correction is not None, needs=needs)
-    done = correct(correction, batch, given.logprobs, given.active, default="live")
+    done = correct(correction, batch, given.live, given.known, default="live")
     terms = -done.weight * given.advantages * given.logprobs
-    return _reduced(batch, given, terms, done.stays, reduce, done.metrics)
+    return _reduced(batch, given, terms, reduce, done.metrics, done)
 
 
 def ppo_clip(
@@ -49,19 +60,21 @@ def ppo_clip(
     """-E[ sg(c(w)) min(r A, clip(r, 1-e_l, 1+e_h) A) ] (Schulman et al. 2017, arXiv 1707.06347). logprobs [A].
 
     The correction c(w) and the clip of r are separate controls, not a clip of their product. dual: for A < 0 the
-    bracket is at least dual * A (Ye et al. 2020, arXiv 1912.09729); TRL's `delta`. anchor="behavior": r = p/q.
+    bracket is at least dual * A, dual above 1 (Ye et al. 2020, arXiv 1912.09729); TRL's `delta`. anchor="behavior":
+    r = p/q. exponent: bounds of log r, None for no lower one.
     """
-    needs = policy_needs(anchor, correction, "anchor")
-    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior", needs=needs)
-    log_ratio = given.logprobs - log_anchor(batch, given, anchor)
-    ratio, advantages = exp(log_ratio, exponent), given.advantages
+    pair("clip", clip)
+    _exponent(exponent)
+    if dual is not None:
+        number("dual", dual, 1.0, above=True)
+    given, ratios, done = _against_anchor(batch, logprobs, anchor, correction)
+    ratio, advantages = exp(ratios.log, exponent), given.advantages
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     if dual is not None:
         surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual * advantages), surrogate)
-    done = correct(correction, batch, given.logprobs, given.active, default="anchor")
-    metrics = done.metrics | _ratio_metrics(log_ratio, given, clip, advantages)
-    return _reduced(batch, given, -done.weight * surrogate, done.stays, reduce, metrics)
+    metrics = done.metrics | _ratio_metrics(ratios.seen, given, clip)
+    return _reduced(batch, given, -done.weight * surrogate, reduce, metrics, done)
 
 
 def dapo(
@@ -111,16 +124,14 @@ def gspo(
     The token form: each action carries sg(s) p/sg(p), so per-action corrections act per action, and with
     one advantage a sequence and `sequence_mean` value and gradient are those of the sequence form.
     """
-    needs = policy_needs(anchor, correction, "anchor")
-    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior", needs=needs)
-    log_ratio = given.logprobs - log_anchor(batch, given, anchor)
-    mean = at_level(log_ratio.detach(), batch, given.active, level="geometric", unit=unit)
-    ratio = exp(mean + (log_ratio - log_ratio.detach()))
+    pair("clip", clip)
+    given, ratios, done = _against_anchor(batch, logprobs, anchor, correction)
+    mean = at_level(ratios.seen, batch, given.active, level="geometric", unit=unit)
+    ratio = bounded(mean) * (1 + (ratios.log - ratios.log.detach()))
     advantages = given.advantages
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages)
-    done = correct(correction, batch, given.logprobs, given.active, default="anchor")
-    metrics = done.metrics | _ratio_metrics(mean, given, clip, advantages)
-    return _reduced(batch, given, -done.weight * surrogate, done.stays, reduce, metrics)
+    metrics = done.metrics | _ratio_metrics(mean, given, clip)
+    return _reduced(batch, given, -done.weight * surrogate, reduce, metrics, done)
 
 
 def cispo(
@@ -136,14 +147,12 @@ def cispo(
 
     `bounds` are of the ratio itself: verl's (0.2, 0.28) is (0.8, 1.28) here, TRL's epsilon_high=5 is (0, 5).
     """
-    needs = policy_needs(anchor, correction, "anchor")
-    given = inputs(batch, logprobs, behavior=correction is not None or anchor == "behavior", needs=needs)
-    log_ratio = given.logprobs.detach() - log_anchor(batch, given, anchor)
-    weight = exp(log_ratio).clamp(*bounds)
-    done = correct(correction, batch, given.logprobs, given.active, default="anchor")
-    metrics = done.metrics | _ratio_metrics(log_ratio, given, (1 - bounds[0], bounds[1] - 1), given.advantages)
+    pair("bounds", bounds, ordered=True)
+    given, ratios, done = _against_anchor(batch, logprobs, anchor, correction)
+    weight = bounded(ratios.seen).clamp(*bounds)
+    metrics = done.metrics | _ratio_metrics(ratios.seen, given, (1 - bounds[0], bounds[1] - 1))
     terms = -done.weight * weight * given.advantages * given.logprobs
-    return _reduced(batch, given, terms, done.stays, reduce, metrics)
+    return _reduced(batch, given, terms, reduce, metrics, done)
 
 
 def sao(
@@ -158,13 +167,14 @@ def sao(
     No anchor and no extra forward. Outside the band an action gives neither value nor gradient, whatever its sign,
     and stays in the denominator.
     """
+    pair("clip", clip)
     given = inputs(batch, logprobs, behavior=True)
-    log_ratio = given.logprobs - log_behavior(batch, given)
-    ratio = exp(log_ratio)
-    inside = (ratio > 1 - clip[0]) & (ratio < 1 + clip[1])
-    metrics = {"rejected": (given.active & ~inside).sum()} | _ratio_metrics(log_ratio, given, clip, given.advantages)
-    terms = torch.where(inside, -ratio * given.advantages, 0)
-    return _reduced(batch, given, terms, torch.ones_like(inside), reduce, metrics)
+    ratios = log_ratio(batch, given, "behavior_logprobs")
+    seen = bounded(ratios.seen)
+    outside = (seen <= 1 - clip[0]) | (seen >= 1 + clip[1])
+    metrics = {"rejected": (given.active & outside).sum()} | _ratio_metrics(ratios.seen, given, clip)
+    terms = torch.where(outside, 0, -exp(ratios.log) * given.advantages)
+    return _reduced(batch, given, terms, reduce, metrics)
 
 
 def reinforce_zero(batch: TokenBatch, logprobs: Tensor, *, reduce: Reducer = sequence_mean) -> Loss:
@@ -174,30 +184,52 @@ def reinforce_zero(batch: TokenBatch, logprobs: Tensor, *, reduce: Reducer = seq
     gradient is REINFORCE's: a ratio of one still has a gradient.
     """
     given = inputs(batch, logprobs, behavior=True)
-    log_ratio = given.logprobs - log_behavior(batch, given)
-    metrics = _ratio_metrics(log_ratio, given, None, given.advantages)
-    terms = -exp(log_ratio) * given.advantages
-    return _reduced(batch, given, terms, torch.ones_like(given.active), reduce, metrics)
+    ratios = log_ratio(batch, given, "behavior_logprobs")
+    terms = -exp(ratios.log) * given.advantages
+    return _reduced(batch, given, terms, reduce, _ratio_metrics(ratios.seen, given, None))
 
 
-def _reduced(batch: TokenBatch, given: Inputs, terms: Tensor, stays: Tensor, reduce: Reducer, metrics: Metrics) -> Loss:
+def _against_anchor(
+    batch: TokenBatch, logprobs: Tensor, anchor: Anchor, correction: Corrections | None
+) -> tuple[Inputs, LogRatio, Corrected]:
+    """What an objective with an anchor starts from: its inputs, log r, and the correction."""
+    needs = policy_needs(anchor, correction, "anchor")
+    direct = anchor == "behavior"
+    below = None if direct else "anchor_logprobs"
+    given = inputs(batch, logprobs, behavior=correction is not None or direct, needs=needs, below=below)
+    ratios = log_ratio(batch, given, below or "behavior_logprobs")
+    return given, ratios, correct(correction, batch, given.live, given.known, default="anchor")
+
+
+def _exponent(got: Exponent) -> None:
+    low, high = got
+    number("exponent[1]", high, 0.0, HIGHEST)
+    if low is not None:
+        number("exponent[0]", low, -torch.inf, high)
+
+
+def _reduced(
+    batch: TokenBatch, given: Inputs, terms: Tensor, reduce: Reducer, metrics: Metrics, done: Corrected | None = None
+) -> Loss:
     """Reduce over the actions that count; an impossible one gives 0, and so does a rejected one unless it leaves."""
+    kept, stays = (given.possible, given.active) if done is None else (given.possible & done.kept, done.stays)
     weights = torch.where(given.active & stays, given.weights, 0)
-    loss = reduce(torch.where(given.possible, terms, 0), batch, weights)
+    loss = reduced(reduce, torch.where(kept, terms, 0), batch, weights)
     return loss, {"loss": loss.detach(), **given.metrics, **signal_metrics(batch, weights), **metrics}
 
 
-def _ratio_metrics(log_ratio: Tensor, given: Inputs, clip: tuple[float, float] | None, advantages: Tensor) -> Metrics:
-    x = torch.where(given.active & given.possible, log_ratio.detach(), 0)
-    number = given.active.sum().clamp(min=1)
-    ratio = exp(x).detach()
+def _ratio_metrics(x: Tensor, given: Inputs, clip: tuple[float, float] | None) -> Metrics:
+    """Of log-ratios x [A]. k1 and k3 are infinite where the trainer cannot produce what was drawn."""
+    one = given.active.sum().clamp(min=1)
+    ratio = bounded(x)
     metrics: Metrics = {
-        "ratio/mean": torch.where(given.active, ratio, 0).sum() / number,
-        "ratio/k1": -x.sum() / number,
-        "ratio/k3": torch.where(given.active, ratio - 1 - x, 0).sum() / number,
+        "ratio/mean": torch.where(given.active, ratio, 0).sum() / one,
+        "ratio/k1": -torch.where(given.active, x, 0).sum() / one,
+        "ratio/k3": torch.where(given.active, ratio - 1 - x, 0).sum() / one,
         "ratio/overflow": (given.active & (x > EXPONENT)).sum(),
     }
     if clip is not None:
+        advantages = given.advantages
         metrics["clipped/low"] = (given.active & (ratio < 1 - clip[0]) & (advantages < 0)).sum()
         metrics["clipped/high"] = (given.active & (ratio > 1 + clip[1]) & (advantages > 0)).sum()
     return metrics

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import count
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
 from rollstore.errors import UnsupportedRecordError
-from rollstore.losses.units import Unit, sum_by, unit_of_row
+from rollstore.losses.arguments import number, pair, word
+from rollstore.losses.units import UNITS, Unit, sum_by, unit_of_row
 
 Level = Literal["token", "sequence", "geometric"]
 Numerator = Literal["anchor", "live"]
 Rejected = Literal["keep", "leave"]
+Statistic = Literal["ratio", "k2", "k3"]
+Inside = Literal["ratio", "one"]
+Exponent = tuple[float | None, float]
 Metrics = dict[str, Tensor]
 
 EXPONENT = 20.0
 """Above this an exponent is clamped: e^20 is 4.9e8, and float32 is far from its end."""
+HIGHEST = 80.0
+"""An exponent's bound is at most this: float32 ends at e^88, and a ratio is multiplied yet."""
+UNCLAMPED_BELOW: Exponent = (None, EXPONENT)
 
 
 class Rule(NamedTuple):
-    """What a correction makes of ratios: weight, of any shape, and kept, False where the ratio was rejected."""
+    """What a correction makes of ratios: weight, of any shape, and kept, False where the ratio was rejected.
+
+    A ratio of NaN is not rejected: the loss shall be NaN as well.
+    """
 
     weight: Tensor
     kept: Tensor
@@ -44,14 +55,22 @@ class Correction:
     unit: Unit
     numerator: Numerator | None
     rejected: Rejected
-    statistic: Literal["ratio", "k2", "k3"] = "ratio"
+    statistic: Statistic = "ratio"
+
+    def __post_init__(self) -> None:
+        word("level", self.level, get_args(Level))
+        word("unit", self.unit, UNITS)
+        word("rejected", self.rejected, get_args(Rejected))
+        word("statistic", self.statistic, get_args(Statistic))
+        if self.numerator is not None:
+            word("numerator", self.numerator, get_args(Numerator))
 
 
 Corrections = Correction | Sequence[Correction]
 """One correction, or several: weights multiply, and what one rejects is rejected."""
 
 
-def exp(log_ratio: Tensor, clamp: tuple[float | None, float | None] = (None, EXPONENT)) -> Tensor:
+def exp(log_ratio: Tensor, clamp: Exponent = UNCLAMPED_BELOW) -> Tensor:
     """The ratio of a log-ratio, differentiable: value exp(clamp(x)), gradient exp(clamp(x)) dx also where clamped.
 
     Unclipped means unclipped: the clamp keeps the value finite and does not switch the gradient off.
@@ -61,10 +80,8 @@ def exp(log_ratio: Tensor, clamp: tuple[float | None, float | None] = (None, EXP
     return value * (1 + (log_ratio - still))
 
 
-def bounded(log_ratio: Tensor, clamp: tuple[float | None, float | None] = (None, EXPONENT)) -> Tensor:
-    """exp of a clamped log-ratio, detached. clamp: (lower, upper) bound of the exponent, None for none."""
-    if clamp == (None, None):
-        return log_ratio.detach().exp()
+def bounded(log_ratio: Tensor, clamp: Exponent = UNCLAMPED_BELOW) -> Tensor:
+    """exp of a clamped log-ratio, detached. clamp: (lower, upper) bound of the exponent, None for no lower one."""
     return log_ratio.detach().clamp(*clamp).exp()
 
 
@@ -77,6 +94,8 @@ def tis(
     numerator: Numerator | None = None,
 ) -> Correction:
     """Truncated importance sampling: sg[clamp(w, low, high)] (Yao et al. 2025; IMPALA's c, arXiv 1802.01561)."""
+    pair("tis: low, high", (low, high), ordered=True)
+    number("tis: high", high, above=True)
 
     def rule(log_ratio: Tensor) -> Rule:
         return Rule(bounded(log_ratio).clamp(low, high), torch.ones_like(log_ratio, dtype=torch.bool))
@@ -101,13 +120,14 @@ def icepop(
     low: float,
     high: float,
     *,
-    inside: Literal["ratio", "one"] = "ratio",
+    inside: Inside = "ratio",
     level: Level = "token",
     unit: Unit = "rollout",
     numerator: Numerator | None = None,
     rejected: Rejected = "keep",
 ) -> Correction:
     """IcePop: 0 outside [low, high]; inside it the ratio, or 1 (Ling team 2025; verl and the reference use 1)."""
+    word("inside", inside, get_args(Inside))
     return _masked("icepop", low, high, inside, level=level, unit=unit, numerator=numerator, rejected=rejected)
 
 
@@ -115,7 +135,7 @@ def within(
     high: float,
     *,
     statistic: Literal["k2", "k3"] = "k3",
-    level: Literal["token", "sequence", "geometric"] = "token",
+    level: Level = "token",
     unit: Unit = "rollout",
     numerator: Numerator | None = None,
     rejected: Rejected = "keep",
@@ -124,9 +144,11 @@ def within(
 
     k2 = x^2/2, k3 = e^x - 1 - x for x = log of the ratio.
     """
+    number("within: high", high)
+    word("statistic", statistic, ("k2", "k3"))
 
     def rule(value: Tensor) -> Rule:
-        kept = value <= high
+        kept = ~(value > high)
         return Rule(kept.to(value.dtype), kept)
 
     return Correction(
@@ -144,31 +166,40 @@ def _masked(
     name: str,
     low: float,
     high: float,
-    inside: str,
+    inside: Inside,
     *,
     level: Level,
     unit: Unit,
     numerator: Numerator | None,
     rejected: Rejected,
 ) -> Correction:
+    pair(f"{name}: low, high", (low, high), ordered=True)
+
     def rule(log_ratio: Tensor) -> Rule:
         ratio = bounded(log_ratio)
-        kept = (ratio >= low) & (ratio <= high)
+        kept = ~((ratio < low) | (ratio > high))
         return Rule(torch.where(kept, ratio if inside == "ratio" else torch.ones_like(ratio), 0), kept)
 
     return Correction(name=name, rule=rule, level=level, unit=unit, numerator=numerator, rejected=rejected)
 
 
 def at_level(log_ratio: Tensor, batch: TokenBatch, active: Tensor, *, level: Level, unit: Unit) -> Tensor:
-    """Log-ratios [A] -> the log-ratio of the level that each action belongs to [A]; only `active` actions count."""
+    """Log-ratios [A] -> the log-ratio of the level that each action belongs to [A]; only `active` actions count.
+
+    One of minus infinity makes that of its unit so. Raises `ValueError` where `with_counts` has seen that segments of
+    a rollout lie in another batch: the ratio of the part is not that of the whole.
+    """
     if level == "token":
         return log_ratio
+    if unit == "rollout" and batch.counts is not None and batch.counts.cut:
+        raise ValueError(
+            f"a {level} ratio over a rollout: wanted all its segments in one batch, got a step that is cut within "
+            "rollouts; cut it between them, or say unit='segment'"
+        )
     index = unit_of_row(batch, unit)[batch.sequence]
     total = sum_by(torch.where(active, log_ratio, 0), index, batch.rows)
     if level == "geometric":
         total = total / sum_by(active.to(log_ratio.dtype), index, batch.rows).clamp(min=1)
-    elif level != "sequence":
-        raise ValueError(f"level: wanted 'token', 'sequence' or 'geometric', got {level!r}")
     return total[index]
 
 
@@ -184,25 +215,26 @@ class Corrected(NamedTuple):
 def correct(
     correction: Corrections | None, batch: TokenBatch, logprobs: Tensor, active: Tensor, *, default: Numerator
 ) -> Corrected:
-    """The weight of each action. logprobs [A]: the live trainer; active [A]: actions whose ratio exists."""
+    """The weight of each action. logprobs [A]: the live trainer's, -inf kept; active [A]: where the ratio exists."""
     weight, kept = torch.ones_like(logprobs.detach()), torch.ones_like(active)
-    stays, metrics = torch.ones_like(active), Metrics()
+    stays = torch.ones_like(active)
+    metrics: Metrics = {}
     for part in each(correction):
         log_ratio = correction_log_ratio(part, batch, logprobs, active, default=default)
-        value = _statistic(log_ratio, part.statistic)
+        value = statistic_of(log_ratio, part.statistic)
         value = at_level(value, batch, active, level=part.level, unit=part.unit)
         done = part.rule(value)
         weight, kept = weight * done.weight, kept & done.kept
         if part.rejected == "leave":
             stays = stays & done.kept
-        metrics |= _metrics(part.name, value, done, active)
+        metrics |= _metrics(_free(part.name, metrics), value, done, active)
     return Corrected(weight, kept, stays, metrics)
 
 
 def correction_log_ratio(
     part: Correction, batch: TokenBatch, logprobs: Tensor, active: Tensor, *, default: Numerator
 ) -> Tensor:
-    """log of numerator/q [A], detached; 0 where not active."""
+    """log of numerator/q [A], detached; -inf where the numerator is 0; 0 where not active."""
     above = logprobs.detach()
     if (part.numerator or default) == "anchor":
         if batch.anchor_logprobs is None:
@@ -216,13 +248,29 @@ def correction_log_ratio(
 
 
 def each(correction: Corrections | None) -> Sequence[Correction]:
-    """None, one, or several, as a sequence."""
+    """None, one, or several, as a sequence. Raises `TypeError` for anything else."""
     if correction is None:
         return ()
-    return (correction,) if isinstance(correction, Correction) else correction
+    several: Any = (correction,) if isinstance(correction, Correction) else correction
+    if not isinstance(several, list | tuple) or not all(isinstance(one, Correction) for one in several):
+        raise TypeError(f"correction: wanted one as tis(2.0), or several of them in a tuple, got {correction!r}")
+    return several
 
 
-def _statistic(log_ratio: Tensor, statistic: str) -> Tensor:
+def alone(name: str, got: Any) -> None:
+    """Raise `TypeError` unless it is one correction."""
+    if not isinstance(got, Correction):
+        raise TypeError(f"{name}: wanted one correction, as tis(2.0), got {got!r}")
+
+
+def _free(name: str, taken: Metrics) -> str:
+    """The name of a correction in the metrics: `tis`, and `tis_2` for a second of the kind."""
+    names = (name if at == 1 else f"{name}_{at}" for at in count(1))
+    return next(free for free in names if f"{free}/mean" not in taken)
+
+
+def statistic_of(log_ratio: Tensor, statistic: Statistic) -> Tensor:
+    """What a rule is given of a log-ratio: itself, or a divergence estimate of it."""
     if statistic == "k2":
         return log_ratio.square() / 2
     if statistic == "k3":

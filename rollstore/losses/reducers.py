@@ -7,16 +7,18 @@ whole step, whatever the cut, once `with_counts` has told each batch what the wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from rollstore.batch import Counts, TokenBatch
 from rollstore.errors import UnsupportedRecordError
-from rollstore.losses.units import Unit, measure
+from rollstore.losses.arguments import finite, word
+from rollstore.losses.units import UNITS, Unit, measure
 
 Empty = Literal["leave", "count"]
+EMPTIES: tuple[str, ...] = get_args(Empty)
 """Whether a sequence in which nothing has weight is left out of the number of sequences, or counts in it."""
 
 
@@ -26,6 +28,17 @@ class Reducer(Protocol):
     def __call__(
         self, terms: Tensor, batch: TokenBatch, weights: Tensor, *, counts: Counts | None = None
     ) -> Tensor: ...
+
+
+def reduced(reduce: Reducer, terms: Tensor, batch: TokenBatch, weights: Tensor) -> Tensor:
+    """What a loss makes of its terms [A]. Raises `TypeError` for a `reduce` that is no reducer."""
+    _reducible(reduce)
+    return reduce(terms, batch, weights)
+
+
+def _reducible(reduce: Any) -> None:
+    if not callable(reduce) or reduce in (fixed_length, signal_groups):
+        raise TypeError(f"reduce: wanted a reducer, as token_mean or fixed_length(512), got {reduce!r}")
 
 
 def token_mean(terms: Tensor, batch: TokenBatch, weights: Tensor, *, counts: Counts | None = None) -> Tensor:
@@ -71,6 +84,9 @@ def sequence_sum_mean(
 
 def fixed_length(length: float, *, unit: Unit = "rollout", empty: Empty = "leave") -> Reducer:
     """(1/(S L)) sum_i sum_t l_it with a constant L, never the padded width (Dr. GRPO, arXiv 2503.20783)."""
+    finite("length", length, above=True)
+    word("unit", unit, UNITS)
+    word("empty", empty, EMPTIES)
 
     def reduce(terms: Tensor, batch: TokenBatch, weights: Tensor, *, counts: Counts | None = None) -> Tensor:
         return sequence_sum_mean(terms, batch, weights, unit=unit, empty=empty, counts=counts) / length
@@ -82,6 +98,7 @@ def prompt_mean(
     terms: Tensor, batch: TokenBatch, weights: Tensor, *, empty: Empty = "leave", counts: Counts | None = None
 ) -> Tensor:
     """(1/P) sum_g (1/T_g) sum_{a in g} l_a: every prompt group weighs the same, whatever the length of its answers."""
+    word("empty", empty, EMPTIES)
     counts = _counts(batch, weights, counts)
     lengths = torch.where(counts.prompt_tokens > 0, counts.prompt_tokens, 1)
     total = _sum(terms, weights / lengths[batch.sequence].to(terms.dtype))
@@ -112,6 +129,7 @@ def signal_groups(reduce: Reducer) -> SignalGroups:
     empty divide by 51. The step grows by `step_scale` of the group report. No signal at all gives 0. Needs
     `batch.signal`, which the advantage functions decide over whole groups.
     """
+    _reducible(reduce)
     return SignalGroups(reduce)
 
 
@@ -145,11 +163,14 @@ def _divide(total: Tensor, number: Tensor, counts: Counts) -> Tensor:
 
 
 def _length(counts: Counts, unit: Unit) -> Tensor:
+    word("unit", unit, UNITS)
     lengths = {"rollout": counts.rollout_tokens, "segment": counts.segment_tokens}[unit]
     return torch.where(lengths > 0, lengths, 1)
 
 
 def _number(counts: Counts, unit: Unit, empty: Empty) -> Tensor:
+    word("unit", unit, UNITS)
+    word("empty", empty, EMPTIES)
     numbers = {
         ("rollout", "leave"): counts.rollouts,
         ("segment", "leave"): counts.segments,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
-from rollstore.losses.inputs import inputs, needed
+from rollstore.losses.arguments import finite, number, word
+from rollstore.losses.inputs import inputs, log_ratio, needed
 from rollstore.losses.ratios import Metrics, exp
-from rollstore.losses.reducers import Reducer, token_mean
+from rollstore.losses.reducers import Reducer, reduced, token_mean
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -29,33 +30,33 @@ def reference_kl(
     All estimate KL(p || ref) on samples of p; only k2's gradient does. gradient: the estimator that the gradient is
     taken of, the value staying that of `estimator`.
     """
-    given = inputs(batch, logprobs, behavior=False, needs=("reference_logprobs",))
-    reference = needed(batch, "reference_logprobs").to(given.logprobs.dtype)
-    x = given.logprobs - torch.where(given.possible, reference, 0)
+    finite("beta", beta)
+    given = inputs(batch, logprobs, behavior=False, needs=("reference_logprobs",), below="reference_logprobs")
+    x = log_ratio(batch, given, "reference_logprobs").log
     terms = _estimate(x, estimator)
     if gradient is not None:
         slope = _estimate(x, gradient)
         terms = terms.detach() + (slope - slope.detach())
-    term = reduce(torch.where(given.possible, terms, 0), batch, given.weights)
+    term = reduced(reduce, torch.where(given.possible, terms, 0), batch, given.weights)
     return beta * term, {"reference_kl": term.detach(), **given.metrics}
 
 
 def _estimate(x: Tensor, estimator: Estimator) -> Tensor:
+    word("estimator", estimator, get_args(Estimator))
     if estimator == "k1":
         return x
     if estimator == "k2":
         return x.square() / 2
-    if estimator == "k3":
-        return exp(-x) - 1 + x
-    raise ValueError(f"estimator: wanted 'k1', 'k2' or 'k3', got {estimator!r}")
+    return exp(-x) - 1 + x
 
 
 def entropy_bonus(
     batch: TokenBatch, entropies: Tensor, *, beta: float, reduce: Reducer = token_mean
 ) -> tuple[Tensor, Metrics]:
     """-beta E[H(p)]: a reward for entropy. entropies [A]: the trainer's, in nats, with gradient."""
-    given = inputs(batch, entropies, behavior=False, needs=())
-    term = reduce(given.logprobs, batch, given.weights)
+    finite("beta", beta)
+    given = inputs(batch, entropies, behavior=False, needs=(), name="entropies")
+    term = reduced(reduce, given.logprobs, batch, given.weights)
     return -beta * term, {"entropy": term.detach(), **given.metrics}
 
 
@@ -66,7 +67,9 @@ def value_clip(
 
     values [A]: the critic's, with gradient. Needs `batch.values` (V_old) and `batch.returns` (R).
     """
-    given = inputs(batch, values, behavior=False, needs=("values", "returns"))
+    if clip is not None:
+        number("clip", clip)
+    given = inputs(batch, values, behavior=False, needs=("values", "returns"), name="values")
     new, dtype = given.logprobs, given.logprobs.dtype
     old = torch.where(given.active, needed(batch, "values").to(dtype), 0)
     target = torch.where(given.active, needed(batch, "returns").to(dtype), 0)
@@ -76,5 +79,5 @@ def value_clip(
         clipped = (old + (new - old).clamp(-clip, clip) - target).square()
         metrics["value/clipped"] = (given.active & (clipped > errors)).sum()
         errors = torch.maximum(errors, clipped)
-    term = reduce(errors, batch, given.weights) / 2
+    term = reduced(reduce, errors, batch, given.weights) / 2
     return term, {"value_loss": term.detach(), **given.metrics, **metrics}

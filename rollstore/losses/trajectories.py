@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rollstore.batch import TokenBatch
 from rollstore.errors import UnsupportedRecordError
-from rollstore.losses.units import dense
+from rollstore.losses.arguments import before_counts, columns, number
+from rollstore.losses.units import dense, sum_by
 
 SHOWN = 5
 """How many ids a refusal names."""
@@ -42,9 +43,14 @@ def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> tuple[To
     theirs. The recursion runs through all segments of a rollout, a segment's last action into the next one's first
     value. At the end of the rollout stands 0, or, where `bootstrap` says so, its own final value, never another
     rollout's. Raises `UnsupportedRecordError` naming the rollouts whose bootstrap is unknown, which lack the final
-    value they need, or of which a segment between two others is not here. Unscored rollouts without `action_rewards`
-    get weight 0.
+    value they need, or of which a segment between two others is not here, or in which a value or reward is infinite.
+    A rollout of which a reward is not known gets weight 0 and is counted as unscored: where there are
+    `action_rewards`, one of its actions without; else, its outcome.
     """
+    columns(batch)
+    before_counts(batch, "gae")
+    number("gamma", gamma, 0.0, 1.0)
+    number("lam", lam, 0.0, 1.0)
     if batch.values is None:
         raise UnsupportedRecordError("batch.values is not set: gae needs a value before each action")
     values = batch.values
@@ -76,13 +82,15 @@ def td(batch: TokenBatch, *, gamma: float = 1.0) -> tuple[TokenBatch, Trajectori
 
 
 def _scored(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
-    """Weight 0 on rollouts with nothing to learn from; how many there are."""
-    if batch.action_rewards is not None:
-        return batch, torch.zeros((), dtype=torch.int64)
+    """Weight 0 on rollouts of which a reward is not known; how many there are."""
     missing = batch.rewards.isnan()
+    if batch.action_rewards is not None:
+        gaps = (batch.weights != 0) & batch.action_rewards.isnan()
+        missing = sum_by(gaps.to(torch.int64), batch.sequence, batch.rows) > 0
     index, _ = dense(batch.rollout)
-    unscored = torch.zeros_like(index).index_fill(0, index[missing], 1).sum()
-    return replace(batch, weights=torch.where(missing[batch.sequence], 0, batch.weights)), unscored
+    unscored = torch.zeros_like(index).index_fill(0, index[missing], 1)
+    out = unscored[index] > 0
+    return replace(batch, weights=torch.where(out[batch.sequence], 0, batch.weights)), unscored.sum()
 
 
 def _chain(batch: TokenBatch) -> Chain:
@@ -119,12 +127,17 @@ def _beyond(batch: TokenBatch, chain: Chain) -> Tensor:
 
 def _refuse(batch: TokenBatch, chain: Chain, value: Tensor) -> None:
     """Raise when a value or an end is not known, or a segment in the middle is not here. value [N]."""
-    _name(batch, torch.unique(batch.sequence[chain.order][value.isnan()]), "an action with weight has no value")
+    sequence = batch.sequence[chain.order]
+    _name(batch, torch.unique(sequence[~value.isfinite()]), "an action with weight has no finite value")
+    if batch.action_rewards is not None:
+        infinite = batch.action_rewards[chain.order].isinf()
+        _name(batch, torch.unique(sequence[infinite]), "an action with weight has an infinite reward")
     ends = chain.end[chain.last]
+    _name(batch, ends[batch.rewards[ends].isinf()], "its reward is infinite")
     state = batch.bootstrap[ends]
     final = torch.full_like(batch.rewards, torch.nan) if batch.final_values is None else batch.final_values
     _name(batch, ends[state == -1], "bootstrap is not known, so what follows the last action is not either")
-    _name(batch, ends[(state == 1) & final[ends].isnan()], "bootstrap is true and the final value is missing")
+    _name(batch, ends[(state == 1) & ~final[ends].isfinite()], "bootstrap is true and there is no finite final value")
     rollout, _ = dense(batch.rollout)
     has = torch.zeros(batch.rows, dtype=torch.bool, device=rollout.device).index_fill(0, rollout[ends], True)
     rows, _ = _rows_in_order(batch, rollout)
@@ -144,7 +157,7 @@ def _scan(values: Tensor, steps: Tensor) -> Tensor:
     reach = 1
     while reach < len(values):
         shifted = torch.nn.functional.pad(values[reach:], (0, reach))
-        values = values + steps * shifted
+        values = values + torch.where(steps != 0, steps * shifted, 0)  # select: 0 x inf is NaN
         steps = steps * torch.nn.functional.pad(steps[reach:], (0, reach))
         reach *= 2
     return values

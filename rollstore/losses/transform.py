@@ -11,7 +11,7 @@ from torch import Tensor
 class Recorded(NamedTuple):
     """What to apply, each [A] or None for not at all. Values that switch a filter off (top_k 0, top_p 1, min_p 0) do.
 
-    support: bool-able (ids [S] int64, counts [A] int64); counts 0 keeps all.
+    support_tokens [S] and support_counts [A] int64: the ids kept, flat; counts 0 keeps all.
     """
 
     temperature: Tensor | None = None
@@ -45,7 +45,7 @@ def dropped(logits: Tensor, how: Recorded) -> Tensor | None:
             ordered = ordered.masked_fill(ordered < least, -torch.inf)
         if how.top_p is not None:
             mass = ordered.softmax(-1)
-            before = mass.cumsum(-1) - mass
+            before = mass.cumsum(-1).sub_(mass)
             late = (before >= how.top_p[:, None]) & (how.top_p[:, None] < 1)
             late[:, 0] = False
             out = out | torch.zeros_like(out).scatter(-1, order, late)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from rollstore.batch import Counts, TokenBatch
+from rollstore.losses.arguments import word
 
 Unit = Literal["rollout", "segment"]
+UNITS: tuple[str, ...] = get_args(Unit)
 
 
 def dense(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,11 +26,10 @@ def dense(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def unit_of_row(batch: TokenBatch, unit: Unit) -> Tensor:
     """int64 [B], below B: which rollout (or segment) each row belongs to."""
-    if unit == "rollout":
-        return dense(batch.rollout)[0]
+    word("unit", unit, UNITS)
     if unit == "segment":
         return torch.arange(batch.rows, device=batch.sequence.device)
-    raise ValueError(f"unit: wanted 'rollout' or 'segment', got {unit!r}")
+    return dense(batch.rollout)[0]
 
 
 def sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:

@@ -73,7 +73,7 @@ def test_a_raw_record_without_any_transform_becomes_usable_only_by_asking() -> N
 
 
 def test_an_anchor_numerator_is_refused_because_heads_have_no_anchor() -> None:
-    with pytest.raises(ValueError, match="numerator is 'live'"):
+    with pytest.raises(ValueError, match="wanted numerator 'live'"):
         score_centering(plain(), doubles(-1), doubles(-1), weight=tis(2.0, numerator="anchor"))
 
 

@@ -4,42 +4,56 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import torch
 
-from rollstore import losses
-from rollstore.schema.rollouts import ROLLOUTS
+import rollstore
+from rollstore import Heads, Rollout, Sampler, losses
+from rollstore.batch import TokenBatch
 from tests.losses import test_golden_policy, test_golden_rest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 SCOPE = TEXT.split("### Out of scope")[1]
 
 
-def test_the_example_runs_on_rows_of_the_table() -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "rollout_id": name,
-            "segment": 0,
-            "group_id": "g",
-            "tokens": [1, 2, 3],
-            "action_mask": [False, True, True],
-            "logprobs": [-0.5, -0.7],
-            "logprob_kind": "behavior",
-            "samplers": [{"temperature": 0.7}],
-            "reward": reward,
-        }
-        for name, reward in (("a", 1.0), ("b", 0.0))
+def test_the_examples_run_on_rows_of_the_table_and_on_a_store(tmp_path: Path) -> None:
+    rollouts = [
+        Rollout(
+            rollout_id=name,
+            group_id="g",
+            group_size=2,
+            tokens=[1, 2, 3],
+            action_mask=[False, True, True],
+            logprobs=[-0.5, -0.7],
+            logprob_kind="behavior",
+            head_kind="behavior",
+            heads=Heads(size=2, tokens=[2, 5, 3, 4], logprobs=[-0.5, -1.5, -0.7, -1.0]),
+            samplers=[Sampler(temperature=0.7)],
+            reward=reward,
+            reward_status="scored",
+        )
+        for name, reward in (("a", 1.0), ("b", 0.0), ("c", 0.5))
     ]
-    table = pa.Table.from_pylist(rows, schema=ROLLOUTS.arrow_schema)
-    hidden = torch.randn(6, 4, requires_grad=True)
-    given = {"table": table, "hidden": hidden, "output_weight": torch.randn(9, 4)}
+    store = rollstore.open(tmp_path / "s", create=True)
+    with store.writer(run="r", source="test") as writer:
+        writer.append(rollouts)
+    table = store.scan("rollouts").read_all()
+    hidden, weight = torch.randn(9, 4, requires_grad=True), torch.randn(9, 4)
+    seen: list[int] = []
+
+    def states_of(batch: TokenBatch) -> torch.Tensor:
+        seen.append(batch.rows)
+        return hidden[batch.logit_index]
+
+    given = {"table": table, "hidden": hidden, "output_weight": weight, "store": store, "states_of": states_of}
     code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(code) == 1
-    exec(code[0], given)
-    assert hidden.grad is not None
-    assert hidden.grad.any()
+    assert len(code) == 2
+    for block in code:
+        hidden.grad = None
+        exec(block, given)
+        assert hidden.grad is not None
+        assert hidden.grad.any()
+    assert seen == [2, 1]
 
 
 def test_every_public_name_is_explained() -> None:

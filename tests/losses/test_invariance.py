@@ -90,7 +90,11 @@ def test_the_gradient_is_the_derivative_of_the_value(name: str) -> None:
             batch, sequence=torch.arange(batch.actions), rollout_ids=[str(i) for i in range(batch.actions)]
         )
         per_row = torch.arange(batch.actions)
-        moving = replace(moving, rollout=per_row, group=per_row, segment=per_row * 0, signal=None)
+        zero = per_row * 0
+        moving = replace(
+            moving, rollout=per_row, group=per_row, segment=zero, group_size=zero, rewards=zero.double(), signal=None
+        )
+        moving = replace(moving, bootstrap=zero.to(torch.int8), ending=zero.to(torch.int8))
     x, h = variable(logprobs), variable(at_head)
     assert torch.autograd.gradcheck(lambda a, b: call(moving, a, b)[0] + 0 * b.sum(), (x, h), eps=1e-6, atol=1e-6)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollstore.losses import Recorded, logprobs_of_logits, selected_logprobs
+from rollstore.losses import Recorded, logprobs, logprobs_of_logits, selected_logprobs
 from rollstore.replay.transform import Settings, log_probs, process_rows
 from tests.losses.padded import variable
 
@@ -174,6 +174,25 @@ def test_a_matrix_of_actions_by_vocabulary_never_exists() -> None:
         own.sum().backward()
     assert max(sizes) <= max(2 * VOCABULARY, VOCABULARY * WIDTH)
     assert max(sizes) < ACTIONS * VOCABULARY
+
+
+@pytest.mark.parametrize("filtered", [{"top_k": torch.full((7,), 3)}, {"top_p": torch.full((7,), 0.9)}], ids=str)
+def test_chunks_are_smaller_where_a_filter_sorts_them(
+    filtered: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "ELEMENTS", 8 * VOCABULARY)
+    seen: list[int] = []
+    whole = logprobs.dropped
+
+    def dropped(logits: Tensor, how: Recorded) -> Tensor | None:
+        seen.append(len(logits))
+        return whole(logits, how)
+
+    monkeypatch.setattr(logprobs, "dropped", dropped)
+    for how, sizes in (({}, [7]), (filtered, [1] * 7)):
+        seen.clear()
+        selected_logprobs(*(problem()[name] for name in ("hidden", "weight", "tokens")), **how)
+        assert seen == sizes
 
 
 def test_bf16_states_give_float32_log_probs_near_those_of_float32() -> None:

@@ -29,6 +29,7 @@ from rollstore.losses import (
     td,
     tis,
     token_mean,
+    within,
 )
 from tests.losses.padded import Padded, doubles, line, one_head, variable
 
@@ -194,7 +195,8 @@ def test_a_constant_advantage_gives_zero_under_exact_centring_and_under_exact_we
     p_logits: list[float], q_logits: list[float]
 ) -> None:
     q = doubles(*q_logits).softmax(-1)
-    for weight in (None, tis(float("inf")), tis(2.0), mis(0.5, 2.0), "reinforce_zero"):
+    gates = (within(0.05), within(0.05, statistic="k2"))
+    for weight in (None, tis(float("inf")), tis(2.0), mis(0.5, 2.0), *gates, "reinforce_zero"):
         drift = torch.zeros(4, dtype=torch.float64)
         for action in range(4):
             logits = variable(doubles(*p_logits))

@@ -28,7 +28,18 @@ def test_the_quick_study_writes_a_point_for_every_loss_and_pass(
     assert len({point["kl"] for point in points if int(point["step"]) == max(steps)}) > 4
     plotted = importlib.util.find_spec("matplotlib") is not None
     assert (tmp_path / "study.svg").exists() == plotted
-    assert ("matplotlib is not installed" in capsys.readouterr().out) != plotted
+    out = capsys.readouterr().out
+    assert ("matplotlib is not installed" in out) != plotted
+    assert "one seed" in out
+    assert "nan" not in out
+
+
+def test_no_seeds_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        study.main(["--seeds", "0", "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert "--seeds: wanted a number of at least 1, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_trainer_rounds_its_values_and_passes_the_gradient_straight_through() -> None:

@@ -66,8 +66,8 @@ def test_a_cut_rollout_ends_in_its_own_final_value_and_never_in_another_rollouts
     ("columns", "message"),
     [
         ({"bootstrap": torch.tensor([-1, 0], dtype=int8)}, "bootstrap is not known.*rollouts r0$"),
-        ({"bootstrap": torch.tensor([0, 1], dtype=int8)}, "final value is missing: rollouts r1$"),
-        ({"values": doubles(0.1, float("nan"))}, "an action with weight has no value: rollouts r1$"),
+        ({"bootstrap": torch.tensor([0, 1], dtype=int8)}, "no finite final value: rollouts r1$"),
+        ({"values": doubles(0.1, float("nan"))}, "an action with weight has no finite value: rollouts r1$"),
         ({"values": None}, "a value before each action"),
     ],
 )

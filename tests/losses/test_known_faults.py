@@ -124,9 +124,20 @@ def test_a_missing_reward_is_no_zero_and_reaches_no_other_group(ddof: int, wante
     assert batch.advantages is not None
     close(batch.advantages[:4], torch.tensor(wanted))
     assert batch.weights.tolist() == [1, 0, 1, 1, 0, 0, 0, 0, 1, 1]
-    close(found.mean[:1], doubles(2 / 3))
+    close(found.mean[:1], doubles(0.666667))
+    close(found.deviation[:1], doubles(0.577350 if ddof == 1 else 0.471405))
     assert found.verdict.tolist() == [Verdict.signal, Verdict.unscored, Verdict.signal]
     assert bool(batch.advantages.isfinite().all())
+
+
+def test_a_component_that_is_missing_for_one_member_is_missing_in_that_component_alone() -> None:
+    batch = rows([1] * 5, rewards=doubles(1.0, 0.0, 0.5, 1.0, 0.0), group=torch.tensor([0, 0, 0, 1, 1]))
+    style = groups(batch, rewards=doubles(0.2, nan, 0.4, 1.0, 0.0))
+    assert (style.present.tolist(), style.failed.tolist()) == ([2, 2], [1, 0])
+    close(style.mean, doubles(0.3, 0.5))
+    total = groups(batch)
+    assert (total.present.tolist(), total.failed.tolist()) == ([3, 2], [0, 0])
+    close(total.mean, doubles(0.5, 0.5))
 
 
 def equal_and_mixed() -> Any:
@@ -143,6 +154,7 @@ def test_groups_without_signal_stay_in_the_denominator_unless_it_is_asked_otherw
     summary = found.summary()
     assert (summary["groups/none"], summary["groups"]) == (1, 2)
     assert (summary["tokens/no_signal"], summary["tokens"]) == (200, 240)
+    close(batch.advantages[[0, 100, 200, 210]], torch.tensor([0, 0, 0.707107, -0.707107]))
     assert batch.signal is not None
     kept = select(batch, torch.nonzero(batch.signal).squeeze(-1))
     assert (kept.rollout_ids, kept.rewards.tolist(), kept.actions) == (["r2", "r3"], [1, 0], 40)
@@ -152,6 +164,7 @@ def test_zero_variance_is_of_the_named_component() -> None:
     batch = rows([1, 1, 1], rewards=doubles(0.0, -0.2, -0.4))
     accuracy = groups(batch, rewards=doubles(0, 0, 0))
     assert accuracy.verdict.tolist() == [Verdict.none]
+    assert (accuracy.summary()["groups/none"], groups(batch).summary()["groups/none"]) == (1, 0)
     shaped, total = group_zscore(batch, eps=0.0)
     assert total.verdict.tolist() == [Verdict.signal]
     close(shaped.advantages, torch.tensor([1.0, 0.0, -1.0]))
@@ -163,7 +176,9 @@ def test_identical_completions_are_another_cause_than_equal_rewards() -> None:
     group = torch.tensor([0] * 4 + [1] * 4)
     found = groups(pad.batch(tokens=tokens, group=group, rewards=torch.ones(8).double()))
     assert found.unique.tolist() == [1, 4]
+    assert found.verdict.tolist() == [Verdict.none, Verdict.none]
     assert found.identical.tolist() == [True, False]
+    assert found.summary()["groups/identical"] == 1
 
 
 ARRIVALS = [("g1", 1.0), ("g2", 0.0), ("g1", 0.0), ("g2", 0.0), ("g2", 1.0), ("g1", nan), ("g2", 1.0)]
@@ -208,6 +223,7 @@ def test_constant_rewards_per_prompt_give_zero_for_every_answer() -> None:
 def test_a_group_of_one_is_flagged_and_has_no_advantage() -> None:
     batch, found = group_zscore(rows([1], rewards=doubles(0.7)))
     assert (batch.advantages.tolist(), found.verdict.tolist()) == ([0.0], [Verdict.single])
+    assert (found.summary()["groups/single"], found.summary()["groups/none"]) == (1, 0)
 
 
 def test_whitening_one_value_leaves_it_and_says_so() -> None:
@@ -241,13 +257,18 @@ def test_the_loss_of_a_step_does_not_depend_on_the_cut(cut: list[int], reduce: A
     starts = [sum(cut[:i]) for i in range(len(cut))]
     parts = [range(start, start + size) for start, size in zip(starts, cut, strict=True)]
     micro = with_counts([select(whole, list(part)) for part in parts])
-    total = sum(reduce(terms[list(part)], batch, batch.weights) for part, batch in zip(parts, micro, strict=True))
-    close(total, reduce(terms, whole, whole.weights))
+    pieces, together = variable(terms), variable(terms)
+    total = sum(reduce(pieces[list(part)], batch, batch.weights) for part, batch in zip(parts, micro, strict=True))
+    at_once = reduce(together, whole, whole.weights)
+    close(total, at_once)
+    total.backward()
+    at_once.backward()
+    torch.testing.assert_close(pieces.grad, together.grad, rtol=0, atol=1e-6)
     if reduce is token_mean:
         close(total, torch.tensor(0.2, dtype=torch.float64))
     averaged = with_counts([select(whole, list(part)) for part in parts], averaged_over=len(cut))
-    pieces = [reduce(terms[list(part)], batch, batch.weights) for part, batch in zip(parts, averaged, strict=True)]
-    close(sum(pieces) / len(cut), total)
+    losses = [reduce(terms[list(part)], batch, batch.weights) for part, batch in zip(parts, averaged, strict=True)]
+    close(sum(losses) / len(cut), total)
 
 
 # ---- ratios
@@ -264,6 +285,15 @@ def test_huge_log_ratios_stay_finite_and_a_geometric_filter_sees_their_mean() ->
     got = weights_of(log_ratios, both)
     assert got.kept.tolist() == [True, True]
     close(got.weight, torch.tensor([2.0, 3.7835e-44]), atol=0, rtol=0.05)
+    close(got.metrics["icepop/max_before"], torch.tensor(1.0))
+    assert all(bool(value.isfinite()) for value in got.metrics.values())
+    batch = line(2, behavior_logprobs=torch.zeros(2), advantages=torch.ones(2))
+    logprobs = variable(log_ratios)
+    loss, _ = reinforce(batch, logprobs, correction=both)
+    loss.backward()
+    close(loss.detach(), torch.tensor(-100.0))
+    assert logprobs.grad is not None
+    close(logprobs.grad, -got.weight / 2, atol=0, rtol=0.05)
 
 
 def test_a_rejected_sequence_contributes_exactly_zero() -> None:
