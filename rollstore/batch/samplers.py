@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.batch.ranges import Ranges
 from rollstore.batch.token_batch import PENALTY_BITS, Kind
-from rollstore.schema.flat import Rows, flat
+from rollstore.schema.flat import Rows, flat, is_known
 from rollstore.usable import draw
 
 Ints = npt.NDArray[np.int64]
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
 LISTS = ("logit_bias", "bad_words")
+SPANS = ("start", "length", "sampler", "media", "logprob_kind", "head_kind")
+"""The fields of a span that are read for a batch; a table whose spans have only these gives the same batch."""
 
 
 class Drawn(NamedTuple):
@@ -41,71 +45,95 @@ class _Samplers(NamedTuple):
     penalties: npt.NDArray[np.int16]
 
 
-def drawn(rows: Rows, offsets: Ints, action_index: Ints, sequence: Ints, assumed: Any) -> Drawn:
-    """Settings of each action. offsets [B + 1], action_index [A], sequence [A]; assumed: a sampler, or None."""
-    span, spans = _span_of_action(rows, offsets, action_index, sequence)
-    samplers = rows.list("samplers")
-    values = samplers.values if samplers is not None else None
-    known = _recorded(values, assumed)
-    at = _sampler_of_action(rows, samplers, span, spans, sequence)
+class _Pieces(NamedTuple):
+    """Runs of tokens that were drawn alike, in order: before the first span of each row one that no span holds (empty,
+    where the spans are a partition), then its spans. row, span (-1: none), actions int64 [pieces]; offsets int64
+    [B + 1]: where those of each row begin."""
+
+    row: Ints
+    span: Ints
+    actions: Ints
+    offsets: Ints
+
+
+class Settings:
+    """How the actions of some rows were drawn, a piece at a time: there are a hundred actions to a piece."""
+
+    def __init__(self, columns: Drawn, actions: Ints, offsets: Ints) -> None:
+        self._columns, self._actions, self._pieces = columns, actions, Ranges(offsets)
+        filled = actions > 0
+        self._alike = [len(np.unique(column[filled])) == 1 for column in columns]
+        """Whether all actions have one value: filling is several times as fast as repeating."""
+        self._values = [column[filled][:1] for column in columns]
+
+    def of(self, rows: Ints, actions: int) -> Drawn:
+        """Settings of each action of the given rows, in that order; `actions` in all."""
+        if all(self._alike):
+            columns: list[Any] = [np.full(actions, value[0]) for value in self._values]
+            return Drawn(*columns)
+        pieces = self._pieces.of(rows).places
+        counts = self._actions[pieces]
+        columns = [
+            np.full(actions, value[0]) if alike else np.repeat(column[pieces], counts)
+            for alike, value, column in zip(self._alike, self._values, self._columns, strict=True)
+        ]
+        return Drawn(*columns)
+
+
+def settings_of(rows: Rows, offsets: Ints, action_index: Ints, assumed: Any) -> Settings:
+    """Of all rows. offsets int64 [B + 1] of their tokens, action_index int64 [A]; assumed: a sampler, or None."""
+    pieces = _pieces(rows, offsets, action_index)
+    known = _recorded(rows.children("samplers"), assumed)
+    at = _sampler(rows, pieces)
     of = _Samplers(known.temperature[at], known.top_k[at], known.top_p[at], known.min_p[at], known.penalties[at])
-    return Drawn(
-        behavior_kind=_kind(rows, "logprob_kind", span, spans, sequence),
-        head_kind=_kind(rows, "head_kind", span, spans, sequence),
-        transformed=((of.penalties & ~PENALTY_BITS["unrecorded"]) != 0)
-        | (of.top_k > 0)
-        | (of.top_p < 1)
-        | (of.min_p > 0),
-        temperature=of.temperature,
-        top_k=of.top_k,
-        top_p=of.top_p,
-        min_p=of.min_p,
-        penalties=of.penalties,
-    )
+    transformed = (of.penalties & ~PENALTY_BITS["unrecorded"]) != 0
+    transformed |= (of.top_k > 0) | (of.top_p < 1) | (of.min_p > 0)
+    kinds = (_kind(rows, "logprob_kind", pieces), _kind(rows, "head_kind", pieces))
+    return Settings(Drawn(*kinds, transformed, *of), pieces.actions, pieces.offsets)
 
 
-def _span_of_action(rows: Rows, offsets: Ints, action_index: Ints, sequence: Ints) -> tuple[Ints, pa.Array | None]:
-    """(index into the spans of all rows, or -1 [A]; those spans)."""
-    spans = rows.list("spans")
-    if spans is None or not len(spans.values):
-        return np.full(len(sequence), -1, np.int64), None
-    start = pc.struct_field(spans.values, "start").to_numpy(zero_copy_only=False).astype(np.int64)
-    # spans partition the tokens in order, so the last one that begins at or before an action holds it; a call without
-    # output begins where the next span does and comes before it
-    span = np.searchsorted(offsets[:-1][spans.rows] + start, action_index, side="right") - 1
-    same_row = (span >= 0) & (spans.rows[span] == sequence)
-    return np.where(same_row, span, -1), spans.values
+def _pieces(rows: Rows, offsets: Ints, action_index: Ints) -> _Pieces:
+    everything = np.arange(rows.count)
+    spans, start = rows.list("spans"), rows.children("spans").get("start")
+    if spans is None or start is None:
+        row, span, begin = everything, np.full(rows.count, -1, np.int64), offsets[:-1]
+        of_row = np.arange(rows.count + 1)
+    else:
+        of_span = np.arange(len(start)) + spans.rows + 1
+        of_row = spans.offsets + np.arange(rows.count + 1)
+        row, span, begin = np.empty((3, rows.count + len(start)), np.int64)
+        row[of_span], row[of_row[:-1]] = spans.rows, everything
+        span[of_span], span[of_row[:-1]] = np.arange(len(start)), -1
+        begin[of_span] = offsets[:-1][spans.rows] + start.to_numpy(zero_copy_only=False)
+        begin[of_row[:-1]] = offsets[:-1]
+    # A call without output begins where the next span does, comes before it, and so holds nothing.
+    before = np.maximum.accumulate(np.searchsorted(action_index, begin))
+    return _Pieces(row, span, np.diff(before, append=len(action_index)), of_row)
 
 
-def _sampler_of_action(rows: Rows, samplers: Any, span: Ints, spans: pa.Array | None, sequence: Ints) -> Ints:
+def _sampler(rows: Rows, pieces: _Pieces) -> Ints:
     """Index into the samplers of all rows, -1 where none is known. A row with one sampler needs no index."""
+    samplers = rows.list("samplers")
     if samplers is None:
-        return np.full(len(sequence), -1, np.int64)
-    within = np.full(len(sequence), -1, np.int64)
-    column = _child(spans, "sampler")
-    if column is not None:
+        return np.full(len(pieces.row), -1, np.int64)
+    within = np.full(len(pieces.row), -1, np.int64)
+    column = rows.children("spans").get("sampler")
+    if column is not None and len(column):
         index = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        within = np.where(span >= 0, index[span], -1)
-    within = np.where((within < 0) & (samplers.lengths[sequence] == 1), 0, within)
-    exists = (within >= 0) & (within < samplers.lengths[sequence])
-    return np.where(exists, samplers.offsets[:-1][sequence] + within, -1)
+        within = np.where(pieces.span >= 0, index[pieces.span], -1)
+    lengths = samplers.lengths[pieces.row]
+    within = np.where((within < 0) & (lengths == 1), 0, within)
+    return np.where((within >= 0) & (within < lengths), samplers.offsets[:-1][pieces.row] + within, -1)
 
 
-def _kind(rows: Rows, name: str, span: Ints, spans: pa.Array | None, sequence: Ints) -> npt.NDArray[np.int8]:
+def _kind(rows: Rows, name: str, pieces: _Pieces) -> npt.NDArray[np.int8]:
     """The span's kind where it has one, else the row's."""
-    kinds = _codes(rows.array(name), rows.count)[sequence]
-    column = _child(spans, name)
-    if column is not None:
-        own, said = _codes(column, len(column)), column.is_valid().to_numpy(zero_copy_only=False)
-        kinds = np.where((span >= 0) & said[span], own[span], kinds)
+    kinds = _codes(rows.array(name), rows.count)[pieces.row]
+    column = rows.children("spans").get(name)
+    if column is not None and column.null_count < len(column):
+        own, said = _codes(column, len(column)), is_known(column)
+        kinds = np.where((pieces.span >= 0) & said[pieces.span], own[pieces.span], kinds)
     return kinds.astype(np.int8)
-
-
-def _child(structs: pa.Array | None, name: str) -> pa.Array | None:
-    """A child of a struct column, or None where this table has none of that name."""
-    if structs is None or structs.type.get_field_index(name) < 0:
-        return None
-    return pc.struct_field(structs, name)
 
 
 def _codes(column: pa.Array | None, count: int) -> npt.NDArray[np.int8]:
@@ -117,28 +145,25 @@ def _codes(column: pa.Array | None, count: int) -> npt.NDArray[np.int8]:
     return codes.to_numpy(zero_copy_only=False).astype(np.int8)
 
 
-def _recorded(values: pa.Array | None, assumed: Any) -> _Samplers:
+def _recorded(recorded: Mapping[str, pa.Array], assumed: Any) -> _Samplers:
     """One entry a recorded sampler, then one for where none was."""
-    recorded: Any = pa.array([], pa.struct([])) if values is None else values
-    count = len(recorded)
-
-    def has(name: str) -> bool:
-        return recorded.type.get_field_index(name) >= 0
+    count = len(next(iter(recorded.values()))) if recorded else 0
+    said = {name: column for name, column in recorded.items() if column.null_count < count}
 
     def number(name: str, missing: float, dtype: Any) -> npt.NDArray[Any]:
-        if not has(name):
+        if name not in said:
             return np.full(count, missing, dtype)
-        column = pc.struct_field(recorded, name)
-        return column.fill_null(missing).to_numpy(zero_copy_only=False).astype(dtype)
+        return said[name].fill_null(missing).to_numpy(zero_copy_only=False).astype(dtype)
 
     bits = np.zeros(count, np.int16)
     for name, neutral in NEUTRAL.items():
-        bits |= np.where(number(name, neutral, np.float64) != neutral, PENALTY_BITS[name], 0).astype(np.int16)
+        if name in said:
+            bits |= np.where(number(name, neutral, np.float64) != neutral, PENALTY_BITS[name], 0).astype(np.int16)
     for name in LISTS:
-        if has(name):
-            bits |= np.where(flat(pc.struct_field(recorded, name)).lengths > 0, PENALTY_BITS[name], 0).astype(np.int16)
-    if has("grammar"):
-        grammar = pc.fill_null(pc.not_equal(pc.struct_field(recorded, "grammar"), ""), False)
+        if name in said:
+            bits |= np.where(flat(said[name]).lengths > 0, PENALTY_BITS[name], 0).astype(np.int16)
+    if "grammar" in said:
+        grammar = pc.fill_null(pc.not_equal(said["grammar"], ""), False)
         bits |= np.where(grammar.to_numpy(zero_copy_only=False), PENALTY_BITS["grammar"], 0).astype(np.int16)
     bits |= np.where(number("applied", True, np.bool_), 0, PENALTY_BITS["not_honoured"]).astype(np.int16)
     last = _last(assumed)

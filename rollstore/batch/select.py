@@ -21,13 +21,14 @@ def _ranges(lengths: Tensor, chosen: Tensor) -> Tensor:
 
 
 def select(batch: TokenBatch, rows: Sequence[int] | Tensor) -> TokenBatch:
-    """The given rows, in the given order. rows: indices into the batch, each at most once.
+    """The given rows, in the given order. rows: indices into the batch, each at most once; of a mask take its nonzero.
 
+    Raises `TypeError` for what are no indices, `ValueError` for one that is not there or stands twice.
     What was decided over the whole step (advantages, signal, counts) goes along, so a step is cut after it is decided.
     Takes batches in which each row's tokens stand by themselves: one from `collate`, not a prefix-shared pack.
     """
     device = batch.tokens.device
-    chosen = torch.as_tensor(rows, dtype=torch.int64, device=device)
+    chosen = _indices(batch, rows).to(device)
     lengths = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).to(torch.int64)
     per_row = torch.bincount(batch.sequence, minlength=batch.rows)
     tokens, actions = _ranges(lengths, chosen), _ranges(per_row, chosen)
@@ -65,6 +66,7 @@ def select(batch: TokenBatch, rows: Sequence[int] | Tensor) -> TokenBatch:
         rewards=batch.rewards[chosen],
         bootstrap=batch.bootstrap[chosen],
         ending=batch.ending[chosen],
+        media=None if batch.media is None else batch.media[tokens],
         anchor_logprobs=per_action(batch.anchor_logprobs),
         reference_logprobs=per_action(batch.reference_logprobs),
         values=per_action(batch.values),
@@ -76,8 +78,8 @@ def select(batch: TokenBatch, rows: Sequence[int] | Tensor) -> TokenBatch:
         advantages=per_action(batch.advantages),
         returns=per_action(batch.returns),
         signal=of_row(batch.signal),
-        counts=_counts(batch.counts, chosen),
-        signal_counts=_counts(batch.signal_counts, chosen),
+        counts=_counts(batch.counts, chosen, batch.rollout),
+        signal_counts=_counts(batch.signal_counts, chosen, batch.rollout),
         **columns,
     )
 
@@ -104,12 +106,33 @@ def _routing(routing: Routing | None, rows: Tensor) -> Routing | None:
     )
 
 
-def _counts(counts: Counts | None, rows: Tensor) -> Counts | None:
+def _indices(batch: TokenBatch, rows: Sequence[int] | Tensor) -> Tensor:
+    """int64 [rows], checked."""
+    given = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.int64)
+    if given.dim() != 1 or given.dtype == torch.bool or given.is_floating_point():
+        raise TypeError(f"rows: wanted integer indices [n], got {given.dtype} {tuple(given.shape)}")
+    numbers: list[int] = given.tolist()
+    if wrong := [row for row in numbers if not 0 <= row < batch.rows]:
+        raise ValueError(f"rows: wanted indices from 0 to {batch.rows - 1}, got {wrong[0]}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"rows: wanted each at most once, got {max(numbers, key=numbers.count)} twice")
+    return given.to(torch.int64)
+
+
+def is_cut(counts: Counts, rollout: Tensor) -> bool:
+    """Whether a rollout among these rows (`rollout` [B], any ids) has weight in another batch of the step, too."""
+    _, index = torch.unique(rollout, return_inverse=True)
+    here = torch.zeros_like(counts.segment_tokens).index_add(0, index, counts.segment_tokens)[index]
+    return bool((counts.rollout_tokens - here > 1e-6 * counts.rollout_tokens).any())
+
+
+def _counts(counts: Counts | None, rows: Tensor, rollout: Tensor) -> Counts | None:
     """The step's totals stay; the units of the rows that are left are looked up."""
     if counts is None:
         return None
-    return counts._replace(
+    found = counts._replace(
         segment_tokens=counts.segment_tokens[rows],
         rollout_tokens=counts.rollout_tokens[rows],
         prompt_tokens=counts.prompt_tokens[rows],
     )
+    return found._replace(cut=is_cut(found, rollout[rows]))

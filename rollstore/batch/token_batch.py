@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, NamedTuple, Self
@@ -67,7 +68,8 @@ class Counts(NamedTuple):
 
     tokens, segments, rollouts, prompts [] : summed weight, and how many have weight. all_segments, all_rollouts,
     all_prompts []: how many there are. segment_tokens, rollout_tokens, prompt_tokens [B]: summed weight of the unit
-    that each row belongs to. scale []: what every loss is multiplied by, for a trainer that averages afterwards.
+    that each row belongs to. scale []: what every loss is multiplied by, for a trainer that averages afterwards. cut:
+    some segments of a rollout lie in another batch of the step.
     """
 
     tokens: Tensor
@@ -81,6 +83,7 @@ class Counts(NamedTuple):
     rollout_tokens: Tensor
     prompt_tokens: Tensor
     scale: Tensor
+    cut: bool = False
 
 
 UNTOUCHED = Transform()
@@ -152,6 +155,8 @@ class TokenBatch:
     """int8 [B]: an `Ending`"""
     trainer_transform: Transform = UNTOUCHED
     """what was applied to the trainer's own logits before any log-prob that is given with this batch"""
+    media: Tensor | None = None
+    """int8 [T]: a `Medium`, what the token is a placeholder of; None: no row has media"""
     anchor_logprobs: Tensor | None = None
     """float [A]: the trainer policy frozen while this batch is consumed"""
     reference_logprobs: Tensor | None = None
@@ -188,12 +193,52 @@ class TokenBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch with every tensor on `device`."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-        def move(value: Any) -> Any:
+    def pin_memory(self) -> Self:
+        """The same batch in page-locked memory, from which `to(device, non_blocking=True)` copies in the background."""
+        return self._with(lambda tensor: tensor.pin_memory())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
+        def changed(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value.to(device, non_blocking=non_blocking)
+                return change(value)
             if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return type(value)(*(move(item) for item in value))
+                return type(value)(*(changed(item) for item in value))
             return value
 
-        return type(self)(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
+        return type(self)(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """All tensors in one: a batch goes from a worker to the trainer as one piece of shared memory, not as forty."""
+        pieces: list[Tensor] = []
+        size = 0
+
+        def laid(tensor: Tensor) -> Tensor:
+            nonlocal size
+            flat = tensor.detach().contiguous().reshape(-1)
+            raw = flat.view(torch.uint8) if len(flat) else _NOTHING  # torch has no other view of no items
+            padded = torch.nn.functional.pad(raw, (0, -len(raw) % 8))
+            places.append((size, tensor.dtype, tensor.shape))
+            pieces.append(padded)
+            size += len(padded)
+            return _NOTHING
+
+        places: list[Any] = []
+        frame = self._with(laid)
+        whole = torch.cat(pieces)
+        return _restored, (type(self), {f.name: getattr(frame, f.name) for f in fields(self)}, places, whole)
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def _restored(kind: type[TokenBatch], frame: dict[str, Any], places: list[Any], whole: Tensor) -> TokenBatch:
+    """The batch whose tensors lie in `whole` at `places`, in the order of its fields."""
+    rest = iter(places)
+
+    def found(_: Tensor) -> Tensor:
+        begin, dtype, shape = next(rest)
+        return whole[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+
+    return kind(**frame)._with(found)  # pyright: ignore[reportPrivateUsage]  # of the class above

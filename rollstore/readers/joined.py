@@ -8,31 +8,59 @@ import pyarrow.compute as pc
 
 from rollstore.errors import DuplicateError, UnsupportedRecordError
 from rollstore.readers.arrow import dataset
+from rollstore.readers.order import Ints
+from rollstore.readers.rows import PLACE, Reader
 from rollstore.store.snapshot import Snapshot
 
 _KEY = ["rollout_id", "segment"]
 
 
-def logprobs_of(snapshot: Snapshot, rows: pa.Table, evaluation_id: str) -> pa.Array:
-    """The action log-probs that one evaluation gave to some rows; list<float32> [rows].
+class Logprobs:
+    """The action log-probs that one evaluation gave to some rows. They stay on disk until rows are asked for."""
 
-    rows: rollout_id and segment. Raises UnsupportedRecordError where a row has no such evaluation, DuplicateError where
-    it has two.
-    """
-    where = pc.field("evaluation_id") == evaluation_id
-    found = dataset(snapshot, "evaluations").to_table(columns=[*_KEY, "logprobs"], filter=where)
-    what = f"evaluation {evaluation_id!r}"
-    place = matches(rows, found.select(_KEY), what)
-    if len(missing := np.flatnonzero(place < 0)):
-        id_, segment = (rows[name][int(missing[0])].as_py() for name in _KEY)
-        raise UnsupportedRecordError(
-            f"{what}: wanted log-probs of all {rows.num_rows} rows, {len(missing)} have none, "
-            f"{id_!r} segment {segment} first"
-        )
-    return found["logprobs"].combine_chunks().take(pa.array(place))
+    def __init__(self, snapshot: Snapshot, rows: pa.Table, evaluation_id: str) -> None:
+        """rows: rollout_id and segment. Raises UnsupportedRecordError where a row has no such evaluation,
+        DuplicateError where it has two."""
+        self._reader = Reader(snapshot, "evaluations")
+        found = self._reader.index(["evaluation_id", *_KEY], lengths=None)
+        found = found.filter(pc.field("evaluation_id") == evaluation_id)
+        what = f"evaluation {evaluation_id!r}"
+        row = matches(rows, found.select(_KEY), what)
+        if len(missing := np.flatnonzero(row < 0)):
+            id_, segment = (rows[name][int(missing[0])].as_py() for name in _KEY)
+            raise UnsupportedRecordError(
+                f"{what}: wanted log-probs of all {rows.num_rows} rows, {len(missing)} have none, "
+                f"{id_!r} segment {segment} first"
+            )
+        self._places: Ints = found[PLACE].to_numpy()[row]
+
+    def __call__(self, rows: Ints) -> pa.Array:
+        """list<float32> [n] of the rows with these numbers."""
+        places, back = np.unique(self._places[rows], return_inverse=True)
+        batches = self._reader.read(places, ["logprobs"])
+        if not batches:
+            return pa.array([], pa.list_(pa.float32()))
+        return pa.concat_arrays([batch.column(0) for batch in batches]).take(pa.array(back.reshape(-1)))
 
 
-def matches(rows: pa.Table, others: pa.Table, what: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+class Rewards:
+    """The outcome that some scores gave to the rollouts of some rows; null where there is none."""
+
+    def __init__(self, snapshot: Snapshot, rows: pa.Table, which: pc.Expression) -> None:
+        """rows: rollout_id and segment; the reward stands on each row of its rollout. which: the scores that count, of
+        those of whole rollouts (no segment, span or position). Raises DuplicateError where a rollout has two of them:
+        which of several repeats or versions is the reward is for the caller to say."""
+        whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
+        found = dataset(snapshot, "scores").to_table(columns=["rollout_id", "value"], filter=which & whole)
+        place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")
+        self._values: pa.Array = found["value"].combine_chunks().take(pa.array(place, mask=place < 0))
+
+    def __call__(self, rows: Ints) -> pa.Array:
+        """double [n] of the rows with these numbers."""
+        return self._values.take(pa.array(rows))
+
+
+def matches(rows: pa.Table, others: pa.Table, what: str) -> Ints:
     """For each row the number of the one row of `others` with the same key; -1 where there is none. int64 [rows].
 
     Both have the same columns, the key. Raises DuplicateError where a key stands twice in `others`.
@@ -47,16 +75,3 @@ def matches(rows: pa.Table, others: pa.Table, what: str) -> np.ndarray[tuple[int
     place = np.full(rows.num_rows, -1, np.int64)
     place[joined["row"].to_numpy()] = pc.fill_null(joined["other"], -1).to_numpy()
     return place
-
-
-def rewards_of(snapshot: Snapshot, rows: pa.Table, which: pc.Expression) -> pa.Array:
-    """The outcome that some scores gave to the rollouts of some rows; double [rows], null where there is none.
-
-    rows: rollout_id and segment; the reward stands on each row of its rollout. which: the scores that count, of those
-    of whole rollouts (no segment, span or position). Raises DuplicateError where a rollout has two of them: which of
-    several repeats or versions is the reward is for the caller to say.
-    """
-    whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
-    found = dataset(snapshot, "scores").to_table(columns=["rollout_id", "value"], filter=which & whole)
-    place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")
-    return found["value"].combine_chunks().take(pa.array(place, mask=place < 0))

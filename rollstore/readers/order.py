@@ -9,28 +9,32 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-BLOCK = 64
-"""Neighbouring units that are moved together before they are mixed within a window."""
+BLOCKS = 32
+"""Blocks of neighbours that make up a window: what is read from one place at a time is a 32nd of what is in memory."""
 
 
-def epoch_order(weights: Ints, *, seed: int, epoch: int, window: int) -> Ints:
-    """The order in which an epoch visits its units. int64 [n], a permutation.
+def epoch_order(weights: Ints, *, seed: int, epoch: int, window: int) -> tuple[Ints, Ints]:
+    """(the order in which an epoch visits its units: int64 [n], a permutation; where windows begin in it: int64
+    [windows + 1], from 0 to n).
 
     weights [n]: size of each unit, in the order of the snapshot; seed and epoch: integers of at most 64 bits. Blocks of
-    neighbours are shuffled first, then all units within windows of blocks that together weigh at most `window` (or are
-    one block): a reader that keeps one window in memory reads everything once. A window that holds everything, as of
-    a small store, makes any order possible.
+    neighbours, of `window` / 32 each, are shuffled first, then all units within windows of blocks that together weigh
+    at most `window` (or are one block): a reader that keeps one window in memory reads everything about once. A window
+    that holds everything, as of a small store, makes any order possible.
 
     The numbers are raw Philox4x64-10 words keyed by (seed, epoch), sorted: bit generators are stable over versions of
     numpy, its permutations are not.
     """
     count = len(weights)
-    blocks = np.arange(count) // BLOCK
+    begins = (np.cumsum(weights) - weights) // max(1, window // BLOCKS)
+    blocks = np.cumsum(np.diff(begins, prepend=begins[:1]) != 0)
     sizes = np.bincount(blocks, weights=weights).astype(np.int64)
     shuffled = np.argsort(_words(seed, epoch, 0, len(sizes)), kind="stable")
     window_of = np.empty(len(sizes), np.int64)
     window_of[shuffled] = _windows(sizes[shuffled], window)
-    return np.lexsort((_words(seed, epoch, 1, count), window_of[blocks])).astype(np.int64)
+    order = np.lexsort((_words(seed, epoch, 1, count), window_of[blocks])).astype(np.int64)
+    starts = np.flatnonzero(np.diff(window_of[blocks][order], prepend=-1))
+    return order, np.append(starts, count)
 
 
 def _words(seed: int, epoch: int, stream: int, count: int) -> npt.NDArray[np.uint64]:
@@ -79,6 +83,19 @@ def steps(batches: int, world_size: int) -> int:
     return -(-batches // world_size)
 
 
-def batch_of(step: int, rank: int, world_size: int) -> int:
-    """The batch a rank takes at a step; none, where it is not below the number of batches."""
-    return step * world_size + rank
+def share(tokens: Ints, bounds: Ints, *, rank: int, world_size: int) -> Ints:
+    """The units that one rank takes of a step, as places among the step's units, in their order. int64.
+
+    tokens [n]: tokens of the step's units; bounds [batches + 1]: the cuts among them, at most one batch a rank. Long
+    and short units are dealt out in turn, there and back, so that ranks wait less for one another, and none has more
+    than the largest cut; where the cuts are as even already, each takes its own. All ranks come to the same answer.
+    """
+    turn = np.arange(len(tokens))
+    there = turn % world_size
+    dealt = np.empty(len(tokens), np.int64)
+    dealt[np.argsort(-tokens, kind="stable")] = np.where(turn // world_size % 2, world_size - 1 - there, there)
+    largest = np.bincount(dealt, weights=tokens, minlength=world_size).max(initial=0)
+    longest_cut = np.add.reduceat(tokens, bounds[:-1]).max(initial=0) if len(bounds) > 1 else 0
+    if largest >= longest_cut:
+        return turn[bounds[rank] : bounds[rank + 1]] if rank + 1 < len(bounds) else turn[:0]
+    return np.flatnonzero(dealt == rank)

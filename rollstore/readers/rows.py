@@ -1,111 +1,125 @@
-"""Rows of a snapshot's rollouts by number: what there is, which rollouts they make up, and reading any of them."""
+"""Rows of a snapshot's table by number: what there is, and reading any of them, a part's batches in their order."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.errors import StoreError
+from rollstore.errors import CorruptionError, StoreError
 from rollstore.readers.arrow import check
 from rollstore.readers.order import Ints
+from rollstore.store.claims import check_rows
 from rollstore.store.filesystem import LocalFilesystem
-from rollstore.store.frame import Batch
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
 
 TABLE = "rollouts"
 _OPEN = 64  # files held open
-_SLAB_BYTES, _SLAB_BATCHES = 1 << 25, 128  # as encoded; lists of so many bytes stay far below 2^31 items
-_LENGTH, _PLACE = "tokens_length", "place"
+_ITEMS = 1 << 30  # of a list column in one array: its offsets have 32 bits
+_LENGTH, PLACE = "tokens_length", "place"
 
 
 class Reader:
-    """Rows of the rollouts table, each known by its place: (file, batch, row in the batch).
+    """Rows of one table, each known by its place: (batch, of all files, and row in the batch) in one integer.
 
-    Parts are checked whole, once a process, before Arrow opens them; what was decoded is kept while it fits
-    `cache_bytes`. Not thread-safe.
+    Parts are checked whole, once a process, before Arrow opens them. Not thread-safe. Sent to another process it takes
+    along what stands in journals, and opens the parts there again.
     """
 
-    def __init__(self, snapshot: Snapshot, cache_bytes: int) -> None:
-        self._sources: list[Part | JournalView] = [*snapshot.parts(TABLE), *snapshot.views(TABLE)]
-        self.schema = snapshot.schema(TABLE)
+    def __init__(self, snapshot: Snapshot, table: str = TABLE) -> None:
+        self.table = table
+        self.schema = snapshot.schema(table)
+        self._sources: list[Part | JournalView | Held] = [*snapshot.parts(table), *snapshot.views(table)]
         self._first = np.cumsum([0, *(source.batch_count for source in self._sources)])
         """number of the first batch of each source, counted over all"""
-        self._slabs = _slabs([batch.length for source in self._sources for batch in _batches(source)])
-        """number of the first batch of each slab"""
         self._files: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
-        self._cache: OrderedDict[tuple[int, tuple[str, ...]], tuple[pa.RecordBatch, Ints]] = OrderedDict()
-        self._cache_bytes, self._cached = cache_bytes, 0
 
-    def index(self, columns: Sequence[str]) -> pa.Table:
-        """Every row: the columns named, `tokens_length` int64, and `place` int64 (batch, of all files, and row)."""
+    def __getstate__(self) -> dict[str, Any]:
+        sent: list[Part | Held] = []
+        for source in self._sources:
+            if isinstance(source, JournalView):
+                sent.append(Held([fit(batch, self.schema, self.table) for batch in source.batches()]))
+            else:  # a part without what it has read and opened so far
+                sent.append(replace(source) if isinstance(source, Part) else source)
+        return {**self.__dict__, "_sources": sent, "_files": OrderedDict()}
+
+    def index(self, columns: Sequence[str], lengths: str | None = "action_mask") -> pa.Table:
+        """Every row: the columns named, `place` int64, and `tokens_length` int64: how long the list `lengths` is."""
         check(source for source in self._sources if isinstance(source, Part))
         wanted = list(dict.fromkeys(columns))
         schema = pa.schema([self.schema.field(name) for name in wanted])
-        read = tuple(dict.fromkeys([*wanted, "action_mask"]))  # of the columns with a value a token, the smallest
+        read = (*wanted, *([] if lengths is None or lengths in wanted else [lengths]))
         found: list[pa.Table] = []
         for number in range(int(self._first[-1])):
             batch = self._decode(number, read)
-            lengths = pc.list_value_length(batch.column("action_mask")).cast(pa.int64())
-            places = pa.array((np.int64(number) << 32) + np.arange(batch.num_rows))
             table = pa.Table.from_batches([batch.select(wanted)], schema)
-            found.append(table.append_column(_LENGTH, lengths).append_column(_PLACE, places))
+            if lengths is not None:
+                table = table.append_column(_LENGTH, pc.list_value_length(batch.column(lengths)).cast(pa.int64()))
+            places = pa.array((np.int64(number) << 32) + np.arange(batch.num_rows))
+            found.append(table.append_column(PLACE, places))
         if found:
             return pa.concat_tables(found).combine_chunks()
-        return schema.append(pa.field(_LENGTH, pa.int64())).append(pa.field(_PLACE, pa.int64())).empty_table()
+        more = [] if lengths is None else [pa.field(_LENGTH, pa.int64())]
+        return pa.schema([*schema, *more, pa.field(PLACE, pa.int64())]).empty_table()
 
-    def take(self, places: Ints, columns: Sequence[str]) -> pa.Table:
-        """Rows in the order given, in the newest columns. Raises CorruptionError, StoreError where a part is gone."""
-        names = tuple(columns)
-        schema = pa.schema([self.schema.field(name) for name in names])
-        if not len(places):
-            return schema.empty_table()
-        slabs = np.searchsorted(self._slabs, places >> 32, side="right") - 1
-        order = np.argsort(slabs, kind="stable")
-        numbers, starts = np.unique(slabs[order], return_index=True)
-        pieces: list[pa.RecordBatch] = []
-        for number, start, stop in zip(numbers, starts, [*starts[1:], len(order)], strict=True):
-            slab, first_rows = self._slab(int(number), names)
-            wanted = places[order[start:stop]]
-            rows = first_rows[(wanted >> 32) - self._slabs[number]] + (wanted & 0xFFFFFFFF)
-            pieces.append(slab.take(pa.array(rows)))
-        table = pa.Table.from_batches(pieces, schema)
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return table if len(pieces) < 2 else table.combine_chunks().take(pa.array(back))
+    def read(
+        self, places: Ints, columns: Sequence[str], fields: Mapping[str, Sequence[str]] | None = None
+    ) -> list[pa.RecordBatch]:
+        """The rows at some places, ascending, each once, as few batches as 32-bit offsets allow.
 
-    def _slab(self, number: int, columns: tuple[str, ...]) -> tuple[pa.RecordBatch, Ints]:
-        """Neighbouring batches as one, and the row at which each begins. To take from one array what was in many is
-        ten times as fast as to take from each: most of the time of a nested column goes into setting up."""
-        key = (number, columns)
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        first, last = int(self._slabs[number]), int(self._slabs[number + 1])
-        batches = [self._decode(batch, columns) for batch in range(first, last)]
-        slab = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        rows = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
-        self._cache[key] = slab, rows
-        self._cached += slab.get_total_buffer_size()
-        while self._cached > self._cache_bytes and len(self._cache) > 1:
-            self._cached -= self._cache.popitem(last=False)[1][0].get_total_buffer_size()
-        return self._cache[key]
+        fields: of these lists of structs only some of the fields. Raises CorruptionError, StoreError where a part is
+        gone.
+        """
+        found: list[pa.RecordBatch] = []
+        together: list[pa.RecordBatch] = []
+        items = np.zeros(len(columns), np.int64)
+        for batch in self._pieces(places, tuple(columns), fields or {}):
+            own = np.array([_items(column) for column in batch.columns])
+            if together and (items + own).max(initial=0) > _ITEMS:
+                found.append(pa.concat_batches(together))
+                together, items = [], np.zeros(len(columns), np.int64)
+            together.append(batch)
+            items = items + own
+        return [*found, pa.concat_batches(together)] if together else found
+
+    def _pieces(
+        self, places: Ints, columns: tuple[str, ...], fields: Mapping[str, Sequence[str]]
+    ) -> Iterator[pa.RecordBatch]:
+        numbers, starts = np.unique(places >> 32, return_index=True)
+        for number, (start, stop) in zip(numbers.tolist(), pairwise([*starts.tolist(), len(places)]), strict=True):
+            batch = self._decode(number, columns)
+            rows = places[start:stop] & 0xFFFFFFFF
+            first, last = int(rows[0]), int(rows[-1]) + 1
+            batch = batch.slice(first, last - first) if last - first == len(rows) else batch.take(pa.array(rows))
+            for name, kept in fields.items():
+                if name in columns:
+                    place = batch.schema.get_field_index(name)
+                    lists = _with_fields(batch.column(place), kept)
+                    batch = batch.set_column(place, pa.field(name, lists.type), lists)
+            yield batch
 
     def _decode(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
         place = int(np.searchsorted(self._first, number, side="right")) - 1
         source, own = self._sources[place], number - int(self._first[place])
-        if isinstance(source, Part) and isinstance(source.filesystem, LocalFilesystem):
-            batch = self._opened(place, source, columns).get_batch(own)
-            batch.validate(full=True)
+        if isinstance(source, Part) and isinstance(source.filesystem, LocalFilesystem) and not source.is_older:
+            where = f"{source.file}: batch {own}"
+            try:
+                batch = self._opened(place, source, columns).get_batch(own)
+                batch.validate(full=True)
+            except pa.ArrowException as error:
+                raise CorruptionError(f"{where}: Arrow cannot read it: {str(error).splitlines()[0]}") from error
+            check_rows(batch, self.table, where)
         else:
             batch = source.batch(own, columns)
-        return fit(batch, pa.schema([self.schema.field(name) for name in columns]), TABLE)
+        return fit(batch, pa.schema([self.schema.field(name) for name in columns]), self.table)
 
     def _opened(self, place: int, part: Part, columns: tuple[str, ...]) -> Any:
         """An open file that decodes only these columns, and reads only their bytes."""
@@ -124,16 +138,34 @@ class Reader:
         return self._files[key]
 
 
-def _batches(source: Part | JournalView) -> Sequence[Batch]:
-    return source.tail.batches if isinstance(source, Part) else source.messages
+class Held:
+    """What stood in a journal, in memory: a journal is gone once it is sealed, and another process cannot reopen it."""
+
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        self._batches = batches
+
+    @property
+    def batch_count(self) -> int:
+        return len(self._batches)
+
+    def batch(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
+        return self._batches[number].select(list(columns))
 
 
-def _slabs(lengths: list[int]) -> Ints:
-    """Where slabs of neighbouring batches begin, from 0 to the number of batches; a large batch is one of its own."""
-    begins, size = [0], 0
-    for number, length in enumerate(lengths):
-        if number > begins[-1] and (size + length > _SLAB_BYTES or number - begins[-1] == _SLAB_BATCHES):
-            begins.append(number)
-            size = 0
-        size += length
-    return np.array([*begins, len(lengths)] if lengths else [0], np.int64)
+def _items(column: pa.Array) -> int:
+    """Items of a list column; of anything else its bytes, of which no offset in it can count more."""
+    if pa.types.is_list(column.type) and not pa.types.is_nested(column.type.value_type) and len(column):
+        return column.offsets[-1].as_py() - column.offsets[0].as_py()
+    return int(column.nbytes)
+
+
+def _with_fields(lists: pa.Array, names: Sequence[str]) -> pa.Array:
+    """A list of structs with only some of the structs' fields; the lists and their nulls as they were."""
+    structs = lists.values
+    places = [place for place, field in enumerate(structs.type) if field.name in names]
+    mask = structs.is_null() if structs.null_count else None
+    kept = pa.StructArray.from_arrays(
+        [structs.field(place) for place in places], fields=[structs.type.field(place) for place in places], mask=mask
+    )
+    offsets = pa.array(lists.offsets.to_numpy().copy())  # Arrow takes no mask beside offsets that are a slice
+    return pa.ListArray.from_arrays(offsets, kept, mask=lists.is_null() if lists.null_count else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,17 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError
-from rollstore.readers.arrow import dataset
+from rollstore.readers.filters import Filters, by_others
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
-from rollstore.readers.rows import TABLE, Reader
+from rollstore.readers.rows import PLACE, Reader
 from rollstore.store.snapshot import Snapshot
 
 _GROUP = ("run_id", "step", "group_id")
 _ORIGIN = ("written_by", "written_row")
 _VERSIONS = ("weight_version_min", "weight_version_max")
+_MEMBERS = ("group_size", "ending")
+Incomplete: TypeAlias = Literal["take", "leave_out"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +33,7 @@ class Selection:
     `starts` int64 [units + 1]: where each unit begins among them; `tokens`, `rollouts` int64 [units]: how many it has;
     `names` [units]: the id of its first rollout. Units stand in the order in which they were first written, whatever
     has been sealed or compacted since. `snapshot` and `digest` identify all rows that there were, and those selected.
+    `late`: rollouts left out because members of their group are still missing.
     """
 
     places: Ints
@@ -41,23 +44,40 @@ class Selection:
     names: pa.Array
     snapshot: str
     digest: str
+    late: int
 
 
-def select(snapshot: Snapshot, reader: Reader, where: pc.Expression | None, whole_groups: bool) -> Selection:
+def select(
+    snapshot: Snapshot,
+    reader: Reader,
+    filters: Filters,
+    *,
+    whole_groups: bool = False,
+    incomplete: Incomplete = "take",
+) -> Selection:
     """Select rollouts by their last segment, on which reward and ending stand.
 
-    `where` looks at any scalar column; there, weight_version_min and weight_version_max are those of all segments.
-    Raises DuplicateError where one (rollout_id, segment) is stored with different contents.
+    The condition looks at any scalar column; there, weight_version_min and weight_version_max are those of all
+    segments. incomplete: groups of which fewer than group_size finished rollouts are there, whatever the filters say
+    of those that are: load what there is, or nothing of them. Raises DuplicateError where one (rollout_id, segment) is
+    stored with different contents.
     """
+    where = filters.condition
     text = "" if where is None else str(where)
     # The text of an expression names every column it looks at; a name found by chance is only read in vain.
     tested = [f.name for f in reader.schema if f.name in text and not pa.types.is_list(f.type)]
-    rows = reader.index(["rollout_id", "segment", *_GROUP, *_ORIGIN, *(_VERSIONS if tested else ()), *tested])
+    members = _MEMBERS if incomplete == "leave_out" else ()
+    rows = reader.index(["rollout_id", "segment", *_GROUP, *_ORIGIN, *(_VERSIONS if tested else ()), *tested, *members])
     rows = _once(snapshot, rows.sort_by([(name, "ascending") for name in _ORIGIN]))
     rollout = _codes(rows["rollout_id"])
     last = _last(rollout, rows["segment"].to_numpy())
     kept = np.ones(len(last), bool) if where is None else _kept(rows, rollout, last, where)
-    unit = _groups(rows.take(pa.array(last))) if whole_groups else np.arange(len(last))
+    ends = rows.take(pa.array(last))
+    kept &= by_others(snapshot, ends["rollout_id"].combine_chunks(), filters)
+    unit = _groups(ends) if whole_groups else np.arange(len(last))
+    late = _late(ends, unit) if incomplete == "leave_out" else np.zeros(len(last), bool)
+    missing = int((kept & late).sum())
+    kept &= ~late
 
     chosen = np.flatnonzero(kept[rollout])
     order = chosen[np.lexsort((rows["segment"].to_numpy()[chosen], rollout[chosen], unit[rollout[chosen]]))]
@@ -66,14 +86,15 @@ def select(snapshot: Snapshot, reader: Reader, where: pc.Expression | None, whol
     new_rollout = np.diff(rollout[order], prepend=-1) != 0
     everything = _digest(rows)
     return Selection(
-        places=rows["place"].to_numpy()[order],
+        places=rows[PLACE].to_numpy()[order],
         keys=rows.select(["rollout_id", "segment"]).take(pa.array(order)),
         starts=np.append(starts, len(order)),
         tokens=_sums(rows["tokens_length"].to_numpy()[order], starts),
         rollouts=_sums(new_rollout.astype(np.int64), starts),
         names=rows["rollout_id"].combine_chunks().take(pa.array(order[starts])),
         snapshot=everything,
-        digest=xxhash.xxh3_128_hexdigest(everything.encode() + owner.tobytes()),
+        digest=xxhash.xxh3_128_hexdigest(everything.encode() + owner.tobytes() + order.tobytes()),
+        late=missing,
     )
 
 
@@ -82,7 +103,7 @@ def _once(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
     keys = rows.select(["rollout_id", "segment"])
     if keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows:
         return rows
-    found = repeats(dataset(snapshot, TABLE))
+    found = repeats(snapshot)
     if found.conflicts:
         id_, segment = found.conflicts[0]
         raise DuplicateError(
@@ -139,6 +160,15 @@ def _groups(rollouts: pa.Table) -> Ints:
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse.reshape(-1)]
+
+
+def _late(rollouts: pa.Table, group: Ints) -> npt.NDArray[np.bool_]:
+    """Which rollouts are in a group that lacks finished members. A group that says no size is as large as it is."""
+    finished = pc.fill_null(pc.not_equal(rollouts["ending"], "continued"), True).to_numpy()
+    size = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(size, group, pc.fill_null(rollouts["group_size"], 0).to_numpy())
+    there = np.bincount(group, weights=finished, minlength=len(size))
+    return (there < size)[group]
 
 
 def _sums(values: Ints, starts: Ints) -> Ints:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstore.readers.order import BLOCK, batch_of, cuts, epoch_order, steps
+from rollstore.readers.order import BLOCKS, cuts, epoch_order, share, steps
 
 SIZES = st.lists(st.integers(1, 50), max_size=400).map(lambda sizes: np.array(sizes, np.int64))
 SEED = st.integers(0, 2**64 - 1)
@@ -17,33 +17,41 @@ SEED = st.integers(0, 2**64 - 1)
 
 @given(sizes=SIZES, seed=SEED, epoch=st.integers(0, 2**63), window=st.integers(1, 20_000))
 def test_an_epoch_visits_every_unit_once(sizes: np.ndarray, seed: int, epoch: int, window: int) -> None:
-    order = epoch_order(sizes, seed=seed, epoch=epoch, window=window)
+    order, windows = epoch_order(sizes, seed=seed, epoch=epoch, window=window)
     assert sorted(order.tolist()) == list(range(len(sizes)))
+    assert (windows[0], windows[-1]) == (0, len(sizes))
+    assert (np.diff(windows) > 0).all()
 
 
 def test_the_order_is_the_same_for_ever() -> None:
-    found = epoch_order(np.ones(10, np.int64), seed=3, epoch=1, window=100)
+    found, _ = epoch_order(np.ones(10, np.int64), seed=3, epoch=1, window=100)
     assert found.tolist() == [0, 9, 2, 6, 7, 8, 5, 3, 4, 1]
 
 
 @given(seed=SEED, epoch=st.integers(0, 100))
 def test_another_seed_or_epoch_gives_another_order(seed: int, epoch: int) -> None:
     sizes = np.ones(200, np.int64)
-    order = epoch_order(sizes, seed=seed, epoch=epoch, window=1000).tolist()
-    assert order != epoch_order(sizes, seed=seed, epoch=epoch + 1, window=1000).tolist()
-    assert order != epoch_order(sizes, seed=seed ^ 1, epoch=epoch, window=1000).tolist()
+    order = epoch_order(sizes, seed=seed, epoch=epoch, window=1000)[0].tolist()
+    assert order != epoch_order(sizes, seed=seed, epoch=epoch + 1, window=1000)[0].tolist()
+    assert order != epoch_order(sizes, seed=seed ^ 1, epoch=epoch, window=1000)[0].tolist()
 
 
 def test_a_window_keeps_blocks_together_and_mixes_within() -> None:
-    count, per_window = BLOCK * 12, BLOCK * 3
-    order = epoch_order(np.ones(count, np.int64), seed=0, epoch=0, window=per_window)
-    windows = order.reshape(-1, per_window) // BLOCK
-    assert all(len(set(window.tolist())) == 3 for window in windows)
-    assert all((np.diff(window) != 0).sum() > per_window // 2 for window in windows)
+    block, window = 64, 64 * BLOCKS
+    order, starts = epoch_order(np.ones(window * 4, np.int64), seed=0, epoch=0, window=window)
+    assert starts.tolist() == [0, window, 2 * window, 3 * window, 4 * window]
+    windows = order.reshape(-1, window) // block
+    assert all(len(set(blocks.tolist())) == BLOCKS for blocks in windows)
+    assert all((np.diff(blocks) != 0).sum() > window // 2 for blocks in windows)
+
+
+def test_a_unit_above_the_window_is_a_window_of_its_own() -> None:
+    order, starts = epoch_order(np.array([1, 50, 1, 1], np.int64), seed=0, epoch=0, window=32)
+    assert [set(order[a:b].tolist()) for a, b in pairwise(starts)].count({1}) == 1
 
 
 def test_every_place_is_about_as_likely_in_one_window() -> None:
-    first = [int(epoch_order(np.ones(8, np.int64), seed=0, epoch=e, window=8)[0]) for e in range(800)]
+    first = [int(epoch_order(np.ones(8, np.int64), seed=0, epoch=e, window=8)[0][0]) for e in range(800)]
     assert np.bincount(first, minlength=8).min() > 60
 
 
@@ -69,8 +77,23 @@ def test_a_unit_above_the_budget_is_an_error() -> None:
         cuts(np.array([5, 6, 1]), budget=5, most=None)
 
 
-@given(batches=st.integers(0, 50), world=st.integers(1, 7))
-def test_ranks_share_the_batches_and_make_equal_steps(batches: int, world: int) -> None:
-    taken = [batch_of(step, rank, world) for step in range(steps(batches, world)) for rank in range(world)]
-    assert taken[:batches] == list(range(batches))
-    assert len(taken) - batches < world
+@given(sizes=SIZES, world=st.integers(1, 5), budget=st.none() | st.integers(50, 200), most=st.integers(1, 9))
+def test_ranks_share_every_step_and_none_takes_more_than_is_allowed(
+    sizes: np.ndarray, world: int, budget: int | None, most: int
+) -> None:
+    bounds = cuts(sizes, budget=budget, most=most)
+    seen: list[int] = []
+    for step in range(steps(len(bounds) - 1, world)):
+        own = bounds[step * world : step * world + world + 1]
+        tokens = sizes[own[0] : own[-1]]
+        parts = [share(tokens, own - own[0], rank=r, world_size=world) for r in range(world)]
+        assert all(len(part) <= most and (budget is None or tokens[part].sum() <= budget) for part in parts)
+        seen += [int(own[0]) + place for part in parts for place in sorted(part.tolist())]
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+def test_long_and_short_units_are_dealt_out_evenly() -> None:
+    tokens = np.array([100, 90, 10, 5, 80, 20, 70, 1])
+    parts = [share(tokens, np.array([0, 4, 8]), rank=rank, world_size=2) for rank in range(2)]
+    assert [int(tokens[part].sum()) for part in parts] == [191, 185]
+    assert all((np.diff(part) > 0).all() for part in parts), "in the order of the epoch"

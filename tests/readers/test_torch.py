@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
+from tqdm import tqdm
 
-from rollstore.batch import TokenBatch
+from rollstore.batch import TokenBatch, collate
 from rollstore.errors import (
     CorruptionError,
     DuplicateError,
@@ -22,10 +25,11 @@ from rollstore.errors import (
     UnsupportedRecordError,
     VersionError,
 )
-from rollstore.readers.torch import RolloutLoader
+from rollstore.readers.torch import RolloutLoader, check_ranks
 from rollstore.schema import Heads, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
+from tests.batch.test_packing import equal, mixed
 from tests.readers.samples import group, rollout, settled, write
 
 
@@ -274,7 +278,7 @@ def test_a_state_of_other_rows_or_another_selection_is_refused(filled: Store) ->
     other = RolloutLoader(filled, tokens_per_batch=30, where=pc.field("reward") > 0)
     with pytest.raises(StoreError, match="where or whole_groups differ"):
         other.load_state_dict(state)
-    with pytest.raises(VersionError, match="at most version 1, got 9"):
+    with pytest.raises(VersionError, match="at most version 2, got 9"):
         other.load_state_dict({**state, "version": 9})
     with pytest.raises(ValueError, match="wanted what state_dict gave"):
         other.load_state_dict({"version": 1})
@@ -426,7 +430,7 @@ def test_rows_of_many_files_come_in_the_order_asked(
     filled: Store, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = list(RolloutLoader(filled, tokens_per_batch=70))
-    monkeypatch.setattr("rollstore.readers.rows._SLAB_BATCHES", 1)
+    monkeypatch.setattr("rollstore.readers.rows._ITEMS", 20)
     monkeypatch.setattr("rollstore.readers.rows._OPEN", 1)
     pieces = list(RolloutLoader(filled, tokens_per_batch=70, cache_bytes=cache_bytes))
     assert ids(pieces) == ids(whole)
@@ -465,3 +469,75 @@ def test_impossible_arguments_are_refused(filled: Store) -> None:
 def test_wrong_arguments_are_named_when_the_loader_is_made(store: Store, wrong: dict[str, object], said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
         RolloutLoader(store, tokens_per_batch=100, **wrong)  # pyright: ignore  the wrong type is the point
+
+
+def test_ranks_that_disagree_are_told_what_differs(filled: Store) -> None:
+    def rank(number: int, **options: Any) -> RolloutLoader:
+        return RolloutLoader(filled, **{"tokens_per_batch": 30, "rank": number, "world_size": 2, **options})
+
+    def agree(first: RolloutLoader, second: RolloutLoader) -> None:
+        check_ranks(first, lambda own: [own, second.terms()])
+
+    agree(rank(0), rank(1))
+    for other, said in (
+        (rank(1, seed=7), "rank 1: seed: wanted 0 as on rank 0, got 7"),
+        (rank(1, tokens_per_batch=40), "rank 1: steps: wanted"),
+        (rank(1, where=pc.field("reward") > 0), "rank 1: steps: wanted"),
+        (rank(0), r"ranks: wanted each of 0 to 1 once, got \[0, 0\]"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            agree(rank(0), other)
+    first = rank(0)
+    write(filled, rollout("late", tokens=3, prompt=3))
+    with pytest.raises(StoreError, match=r"rank 1: (steps|snapshot): wanted"):
+        agree(first, rank(1))
+    with pytest.raises(ValueError, match="gather: wanted a function"):
+        check_ranks(first)
+
+
+def test_ranks_ask_each_other_through_torchs_process_group(filled: Store, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        check_ranks(RolloutLoader(filled, tokens_per_batch=30))
+        with pytest.raises(StoreError, match=r"wanted each of 0 to 1 once, got \[0\]"):
+            check_ranks(RolloutLoader(filled, tokens_per_batch=30, world_size=2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_progress_bar_knows_how_many_batches_there_are(filled: Store) -> None:
+    loader = RolloutLoader(filled, tokens_per_batch=30)
+    with tqdm(loader, file=io.StringIO()) as bar:
+        assert bar.total == len(loader)
+        assert len(list(bar)) == bar.total
+
+
+def test_a_very_long_rollout_between_short_ones_loads_exactly(store: Store) -> None:
+    long = rollout("long", tokens=1 << 20, logprobs=-np.linspace(0, 9, (1 << 20) - 2, dtype=np.float32))
+    write(store, rollout("a", tokens=3), long, rollout("b", tokens=3))
+    for window in (1, 1 << 22):
+        found = {b.rollout_ids[0]: b for b in RolloutLoader(store, rollouts_per_batch=1, window=window, prefetch=0)}
+        assert {name: len(batch.tokens) for name, batch in found.items()} == {"a": 3, "b": 3, "long": 1 << 20}
+        assert found["long"].tokens[1_000_000:1_000_010].tolist() == long.tokens[1_000_000:1_000_010].tolist()
+        logprobs = found["long"].behavior_logprobs
+        assert float(logprobs.sum()) == pytest.approx(float(logprobs.double().sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 20, 1 << 22])
+def test_any_rows_loaded_together_are_those_rows(store: Store, window: int) -> None:
+    """Rows with several spans, one and none, with heads and without, read as slices of a part's batches."""
+    table = mixed()
+    with store.writer() as writer:
+        writer.append(table)
+    for batch in RolloutLoader(store, rollouts_per_batch=2, heads=True, window=window):
+        rows = pc.indices_nonzero(pc.is_in(table["rollout_id"], value_set=pa.array(batch.rollout_ids)))
+        own = table.take(rows)
+        order = [own["rollout_id"].to_pylist().index(id_) for id_ in dict.fromkeys(batch.rollout_ids)]
+        wanted = pa.concat_tables(
+            own.filter(pc.field("rollout_id") == own["rollout_id"][place].as_py()) for place in order
+        )
+        assert equal(replace(batch, heads=None), replace(collate(wanted), heads=None))
+        heads = collate(wanted).heads
+        if heads is not None:
+            assert torch.equal(batch.heads.counts, heads.counts)
+            assert torch.equal(batch.heads.tokens, heads.tokens)

@@ -1,0 +1,320 @@
+"""Rows of the rollouts table, taken apart once, from which batches of any of them are packed. No loop over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from rollstore.batch.keys import group_keys
+from rollstore.batch.media import media_marks
+from rollstore.batch.ranges import Ranges
+from rollstore.batch.samplers import settings_of
+from rollstore.batch.token_batch import Ending, Heads, Routing, Support, TokenBatch
+from rollstore.errors import UnsupportedRecordError
+from rollstore.schema.flat import Flat, Rows
+from rollstore.schema.rules.heads import STAND_IN
+from rollstore.usable import Transform, declared
+
+Ints = npt.NDArray[np.int64]
+
+ACTION_COLUMNS = ("anchor_logprobs", "reference_logprobs", "values", "action_rewards", "advantages", "returns")
+"""Fields [A] that the rollouts table has no column for; taken from a column of that name if there is one."""
+
+
+class Packer:
+    """Packs batches from the rows of one table; arguments and errors are those of `collate`.
+
+    What holds for a row or a span is decided here, once; a batch then takes what has a value a token or an action,
+    straight from the table's own buffers where they hold no null.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table | pa.RecordBatch,
+        *,
+        columns: Mapping[str, str] | None = None,
+        sampler: Any = None,
+        trainer_transform: Transform | None = None,
+    ) -> None:
+        rows = self._rows = Rows(table)
+        ids = rows.objects("rollout_id")
+        if None in ids:
+            raise UnsupportedRecordError(f"row {ids.index(None)}: rollout_id: wanted an id, got null")
+        self._ids: npt.NDArray[np.object_] = np.array([*map(str, ids), None], object)[:-1]
+        tokens, masks = rows.list("tokens"), rows.list("action_mask")
+        if tokens is None or masks is None:
+            tokens = masks = Flat(pa.array([[]] * rows.count, pa.list_(pa.int32())))
+        self._same_lengths("action_mask", masks.lengths, tokens.lengths, "tokens")
+        self._tokens = Ranges(tokens.offsets)
+        self._token_ids: npt.NDArray[Any] = tokens.numpy()
+        self._mask: npt.NDArray[np.bool_] = masks.numpy(missing=False).astype(bool, copy=False)
+        begins = tokens.offsets[:-1][tokens.lengths > 0]
+        if self._mask[begins].any():
+            row = int(tokens.row_of(begins[np.argmax(self._mask[begins])]))
+            raise UnsupportedRecordError(
+                f"rollout {self._ids[row]!r}: its first token is an action; nothing scores position 0"
+            )
+        action_index = np.flatnonzero(self._mask)
+        self._actions = Ranges(np.searchsorted(action_index, tokens.offsets))
+        self._settings = settings_of(rows, tokens.offsets, action_index, sampler)
+        self._media = media_marks(rows, tokens.offsets)
+        del action_index
+        self._transform = Transform() if trainer_transform is None else trainer_transform
+        declared(self._transform)
+        renamed = dict(columns or {})
+        if unknown := [name for name in renamed if name not in (*ACTION_COLUMNS, "weights", "final_values")]:
+            fields = ", ".join((*ACTION_COLUMNS, "weights", "final_values"))
+            raise ValueError(f"columns: wanted names among {fields}, got {unknown[0]!r}")
+        self._logprobs = self._floats("logprobs")
+        self._versions = self._integers("weight_versions")
+        self._trainable = self._integers("trainable", missing=1)
+        self._weights = self._floats(renamed.get("weights", "weights"))
+        if self._weights is not None and ((self._weights < 0) | (self._weights == np.inf)).any():
+            raise UnsupportedRecordError("weights: wanted numbers of at least 0, got one below or infinite")
+        self._extra = {name: self._floats(renamed.get(name, name)) for name in ACTION_COLUMNS}
+        self._heads = self._counted("head_tokens", "head_counts", self._head_size())
+        self._head_logprobs = self._counted("head_logprobs", "head_counts", self._head_size())
+        self._support = self._counted("support_tokens", "support_counts", np.zeros(rows.count, np.int64))
+        self._routing = self._routed()
+
+        segment = self._numbers("segment")
+        self._rollout = self._codes("rollout_id")
+        self._single = bool(self._rollout.max(initial=-1) + 1 == rows.count)
+        final = rows.numbers(renamed.get("final_values", "final_values"), missing=np.nan)
+        self._of_row: dict[str, npt.NDArray[Any]] = {
+            "segment": segment,
+            "group": group_keys(rows),
+            "group_size": self._numbers("group_size"),
+            "rewards": self._rewards(segment),
+            "bootstrap": self._bootstrap(),
+            "ending": self._ending(),
+            **({} if final is None else {"final_values": final[0].astype(np.float32)}),
+        }
+
+    def batch(self, rows: Ints | None = None) -> TokenBatch:
+        """The given rows (int64 [B], in that order) as a batch; all of them, when left out. Raises nothing more."""
+        chosen = np.arange(self._rows.count) if rows is None else rows
+        tokens, actions = self._tokens.of(chosen), self._actions.of(chosen)
+        action_index = np.flatnonzero(self._mask.take(tokens.places))
+        sequence = np.repeat(np.arange(len(chosen)), actions.lengths)
+        position = np.arange(len(tokens.places))
+        position -= np.repeat(tokens.offsets[:-1], tokens.lengths)
+        count = len(action_index)
+        logprobs = self._taken(self._logprobs, actions.places)
+        if logprobs is None:
+            logprobs = np.full(count, np.nan, np.float32)
+        versions, known = self._spread(self._versions, actions.places, count)
+        how = self._settings.of(chosen, count)._asdict()
+        named: dict[str, Any] = {name: torch.from_numpy(column) for name, column in how.items()}
+        named |= {name: torch.from_numpy(column[chosen]) for name, column in self._of_row.items()}
+        named |= {
+            name: torch.from_numpy(column.take(actions.places))
+            for name, column in self._extra.items()
+            if column is not None
+        }
+        return TokenBatch(
+            rollout_ids=self._ids[chosen].tolist(),
+            tokens=torch.from_numpy(self._token_ids.take(tokens.places).astype(np.int64)),
+            cu_seqlens=torch.from_numpy(tokens.offsets.astype(np.int32)),
+            position_ids=torch.from_numpy(position),
+            action_index=torch.from_numpy(action_index),
+            logit_index=torch.from_numpy(action_index - 1),
+            sequence=torch.from_numpy(sequence),
+            rollout=torch.from_numpy(self._dense(chosen)),
+            behavior_logprobs=torch.from_numpy(logprobs),
+            valid=torch.from_numpy((logprobs > STAND_IN) & (logprobs < np.inf)),  # neither is true of NaN
+            weight_versions=torch.from_numpy(versions),
+            version_known=torch.from_numpy(known),
+            weights=torch.from_numpy(self._weight(actions.places, count)),
+            trainer_transform=self._transform,
+            media=None if self._media is None else torch.from_numpy(self._media.take(tokens.places)),
+            heads=self._head(actions.places),
+            support=self._kept(actions.places),
+            routed_experts=None if self._routing is None else self._routing_of(chosen),
+            **named,
+        )
+
+    # -- columns, once a table ------------------------------------------------------------------------------------
+
+    def _same_lengths(self, name: str, found: Ints, wanted: Ints, of: str) -> None:
+        wrong = np.flatnonzero(found != wanted)
+        if len(wrong):
+            row = int(wrong[0])
+            raise UnsupportedRecordError(
+                f"rollout {self._ids[row]!r}: {name}: wrong_length: {found[row]} values, {of} has {wanted[row]}"
+            )
+
+    def _list(self, name: str) -> tuple[Flat, npt.NDArray[np.bool_] | None] | None:
+        """A column with a value an action, and which actions it has a value for: None, where no list is null."""
+        column = self._rows.list(name)
+        if column is None:
+            return None
+        counts = self._actions.lengths
+        whole = bool(column.valid.all())
+        self._same_lengths(name, column.lengths, counts if whole else np.where(column.valid, counts, 0), "actions")
+        return column, None if whole else np.repeat(column.valid, counts)
+
+    def _floats(self, name: str) -> npt.NDArray[np.float32] | None:
+        """float32 [all actions], NaN where list or value is null; None where the column is absent."""
+        found = self._list(name)
+        if found is None:
+            return None
+        column, present = found
+        values = column.numpy(missing=np.nan).astype(np.float32, copy=False)
+        if present is None:
+            return values
+        out = np.full(len(present), np.nan, np.float32)
+        out[present] = values
+        return out
+
+    def _integers(self, name: str, missing: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None] | None:
+        """(values, known: None where all are) [all actions]; None where the column is absent."""
+        found = self._list(name)
+        if found is None:
+            return None
+        column, present = found
+        values = column.numpy(missing=missing)
+        if present is None:
+            return values, None if not column.values.null_count else column.known
+        out, known = np.full(len(present), missing, np.int64), np.zeros(len(present), bool)
+        out[present], known[present] = values, column.known
+        return out, known
+
+    def _head_size(self) -> Ints:
+        has = self._rows.known("head_tokens") & self._rows.known("head_logprobs")
+        return np.where(has, self._numbers("head_size"), 0)
+
+    def _counted(self, name: str, counts: str, size: Ints) -> _Counted | None:
+        """A flat column with some items an action: as many as `counts` says, or the row's `size` where it says none."""
+        column = self._rows.list(name)
+        if column is None:
+            return None
+        said = self._integers(counts)
+        each = np.repeat(size, self._actions.lengths)
+        if said is not None:
+            has = np.repeat(column.valid, self._actions.lengths)
+            each = np.where(has, said[0] if said[1] is None else np.where(said[1], said[0], each), 0)
+        ranges = Ranges(np.concatenate([[0], np.cumsum(each)]))
+        wanted = np.diff(ranges.offsets[self._actions.offsets])
+        self._same_lengths(name, column.lengths, wanted, f"the sum of {counts}")
+        return _Counted(column.numpy(missing=np.nan if pa.types.is_floating(column.values.type) else 0), ranges)
+
+    def _routed(self) -> tuple[npt.NDArray[Any], Ranges, dict[str, Ints]] | None:
+        experts = self._rows.list("routed_experts")
+        if experts is None:
+            return None
+        shape = {field: self._numbers(f"routed_{field}") for field in ("start", "count", "layers", "k")}
+        wanted = np.where(experts.valid, shape["count"] * shape["layers"] * shape["k"], 0)
+        self._same_lengths("routed_experts", experts.lengths, wanted, "count * layers * k")
+        return experts.numpy(), Ranges(experts.offsets), shape
+
+    def _numbers(self, name: str) -> Ints:
+        found = self._rows.numbers(name, 0)
+        return np.zeros(self._rows.count, np.int64) if found is None else found[0].astype(np.int64)
+
+    def _codes(self, name: str) -> Ints:
+        """Equal texts -> one number; a table without them has a different one in each row."""
+        texts = self._rows.array(name)
+        if texts is None:
+            return np.arange(self._rows.count)
+        return texts.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def _rewards(self, segment: Ints) -> npt.NDArray[np.float64]:
+        """The reward that stands on the last segment of each rollout, for every row of it."""
+        found = self._rows.numbers("reward", missing=np.nan)
+        own = np.full(self._rows.count, np.nan) if found is None else found[0].astype(np.float64)
+        order = np.lexsort((segment, self._rollout))
+        last = np.zeros(self._rows.count, np.int64)
+        last[self._rollout[order]] = order  # the last write wins: the highest segment of each rollout
+        return own[last[self._rollout]]
+
+    def _bootstrap(self) -> npt.NDArray[np.int8]:
+        found = self._rows.numbers("bootstrap", missing=False)
+        if found is None:
+            return np.full(self._rows.count, -1, np.int8)
+        return np.where(found[1], found[0].astype(np.int8), np.int8(-1))
+
+    def _ending(self) -> npt.NDArray[np.int8]:
+        """Its code; a null and a word of a newer version are both unknown."""
+        words = self._rows.array("ending")
+        if words is None:
+            return np.full(self._rows.count, Ending.unknown, np.int8)
+        codes = pc.index_in(words, value_set=pa.array(list(Ending.__members__))).fill_null(int(Ending.unknown))
+        return codes.to_numpy(zero_copy_only=False).astype(np.int8)
+
+    # -- parts of one batch ---------------------------------------------------------------------------------------
+
+    def _dense(self, chosen: Ints) -> Ints:
+        """The rollout of each row, numbered 0, 1, ... as they appear."""
+        if self._single:
+            return np.arange(len(chosen))
+        _, first, inverse = np.unique(self._rollout[chosen], return_index=True, return_inverse=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        return rank[inverse]
+
+    @staticmethod
+    def _taken(column: npt.NDArray[np.float32] | None, places: Ints) -> npt.NDArray[np.float32] | None:
+        return None if column is None else column.take(places)
+
+    @staticmethod
+    def _spread(column: Any, places: Ints, count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        if column is None:
+            return np.zeros(count, np.int64), np.zeros(count, bool)
+        values, known = column
+        return values.take(places).astype(np.int64, copy=False), (
+            np.ones(count, bool) if known is None else known.take(places)
+        )
+
+    def _weight(self, places: Ints, count: int) -> npt.NDArray[np.float32]:
+        """1, or the caller's weight; 0 where the record says that the action must not be trained on."""
+        given = self._taken(self._weights, places)
+        weights = np.ones(count, np.float32) if given is None else np.nan_to_num(given, nan=1.0)
+        if self._trainable is not None:
+            trainable, known = self._spread(self._trainable, places, count)
+            weights[known & (trainable == 0)] = 0
+        return weights
+
+    def _head(self, places: Ints) -> Heads | None:
+        if self._heads is None or self._head_logprobs is None:
+            return None
+        tokens, counts = self._heads.of(places)
+        logprobs, _ = self._head_logprobs.of(places)
+        return Heads(
+            torch.from_numpy(tokens.astype(np.int64)),
+            torch.from_numpy(logprobs.astype(np.float32, copy=False)),
+            torch.from_numpy(counts),
+        )
+
+    def _kept(self, places: Ints) -> Support | None:
+        if self._support is None:
+            return None
+        tokens, counts = self._support.of(places)
+        return Support(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(counts))
+
+    def _routing_of(self, chosen: Ints) -> Routing:
+        experts, ranges, shape = self._routing  # pyright: ignore[reportGeneralTypeIssues]  # asked only where there is one
+        found = torch.from_numpy(experts[ranges.of(chosen).places].astype(np.int32))
+        return Routing(found, *(torch.from_numpy(part[chosen]) for part in shape.values()))
+
+
+class _Counted:
+    """Some items an action, flat over the actions of all rows."""
+
+    def __init__(self, values: npt.NDArray[Any], ranges: Ranges) -> None:
+        self.values, self.ranges = values, ranges
+        size = int(ranges.lengths[0]) if len(ranges.lengths) else 0
+        self.even = size if size and (ranges.lengths == size).all() else 0
+
+    def of(self, actions: Ints) -> tuple[npt.NDArray[Any], Ints]:
+        """(items of these actions, how many each has)."""
+        if self.even:  # whole heads are copied, not single items
+            return self.values.reshape(-1, self.even).take(actions, 0).reshape(-1), np.full(len(actions), self.even)
+        part = self.ranges.of(actions)
+        return self.values.take(part.places), part.lengths

@@ -1,0 +1,110 @@
+"""Which rollouts other tables speak for or against: by scores, by evaluations, and by what was done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollstore.readers.arrow import dataset
+from rollstore.schema import TABLES
+from rollstore.store.snapshot import Snapshot
+
+Bools = npt.NDArray[np.bool_]
+OTHERS = tuple(name for name in TABLES if name != "rollouts")
+USE = ("train_run", "train_step", "epoch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """What a rollout must be like to be loaded.
+
+    where: over scalar columns of its last segment. having, without: table -> condition on its rows; a rollout is kept
+    where some row with its id meets the first, and where none meets the second. max_uses: those that were trained on
+    so often already are left out. version, max_lag: so are those whose oldest action is of weights more than max_lag
+    before `version`, or of unknown ones.
+    """
+
+    where: pc.Expression | None = None
+    having: Mapping[str, pc.Expression] = field(default_factory=dict[str, pc.Expression])
+    without: Mapping[str, pc.Expression] = field(default_factory=dict[str, pc.Expression])
+    max_uses: int | None = None
+    version: int | None = None
+    max_lag: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, tables in (("having", self.having), ("without", self.without)):
+            if unknown := [table for table in tables if table not in OTHERS]:
+                raise ValueError(f"{name}: wanted conditions on {', '.join(OTHERS)}, got one on {unknown[0]!r}")
+        if (self.version is None) != (self.max_lag is None):
+            raise ValueError(f"max_lag: wanted together with version, got {self.max_lag} and {self.version}")
+
+    def at(self, version: int | None) -> Filters:
+        """The same filters for other current weights."""
+        return replace(self, version=version)
+
+    @property
+    def condition(self) -> pc.Expression | None:
+        """What is asked of the columns of rollouts."""
+        if self.version is None or self.max_lag is None:
+            return self.where
+        fresh = pc.field("weight_version_min") >= self.version - self.max_lag
+        return fresh if self.where is None else self.where & fresh
+
+    def __str__(self) -> str:
+        said = [f"{self.condition}" if self.condition is not None else ""]
+        said += [f"having {name} {which}" for name, which in self.having.items()]
+        said += [f"without {name} {which}" for name, which in self.without.items()]
+        said += [] if self.max_uses is None else [f"fewer than {self.max_uses} uses"]
+        return ", ".join(filter(None, said))
+
+
+def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bools:
+    """bool [n]: which rollouts the other tables leave in."""
+    kept = np.ones(len(rollout_ids), bool)
+    for wanted, tables in ((True, filters.having), (False, filters.without)):
+        for table, which in tables.items():
+            ids = dataset(snapshot, table).to_table(columns=["rollout_id"], filter=which)["rollout_id"].combine_chunks()
+            found = pc.is_in(rollout_ids, value_set=ids.unique()).to_numpy(zero_copy_only=False)
+            kept &= found if wanted else ~found
+    if filters.max_uses is not None:
+        used = uses(snapshot).filter(pc.field("uses") >= filters.max_uses)["rollout_id"].combine_chunks()
+        kept &= ~pc.is_in(rollout_ids, value_set=used).to_numpy(zero_copy_only=False)
+    return kept
+
+
+def uses(snapshot: Snapshot) -> pa.Table:
+    """How often each rollout was trained on: rollout_id, uses int64.
+
+    A use is one step of one epoch of a run, however many segments or rows it has. An attempt that resumed at a step
+    supersedes what earlier attempts of its run did from there on.
+    """
+    trained = pc.field("disposition").isin(["trained"]) | pc.field("disposition").is_null()
+    columns = ["rollout_id", "attempt", *USE]
+    rows = dataset(snapshot, "uses").to_table(columns=columns, filter=trained)
+    attempt = pc.fill_null(rows["attempt"], 0)
+    rows = rows.set_column(rows.schema.get_field_index("attempt"), "attempt", attempt)
+    kept = rows.filter(pa.array(_current(snapshot, rows)))
+    return kept.group_by(["rollout_id", *USE]).aggregate([]).group_by("rollout_id").aggregate(
+        [([], "count_all")]
+    ).rename_columns(["rollout_id", "uses"])  # fmt: skip
+
+
+def _current(snapshot: Snapshot, rows: pa.Table) -> Bools:
+    """Which rows no later attempt of their run supersedes."""
+    every = dataset(snapshot, "uses").to_table(columns=["train_run", "attempt", "train_step"])
+    first = every.group_by(["train_run", "attempt"]).aggregate([("train_step", "min")]).to_pylist()
+    begins: dict[str, list[tuple[int, int]]] = {}
+    for found in first:  # a row an attempt
+        begins.setdefault(found["train_run"], []).append((found["attempt"] or 0, found["train_step_min"]))
+    kept = np.ones(rows.num_rows, bool)
+    step, attempt = rows["train_step"].to_numpy(), rows["attempt"].to_numpy()
+    for run, attempts in begins.items():
+        own = pc.equal(rows["train_run"], run).to_numpy()
+        for number, begin in attempts:
+            kept &= ~(own & (attempt < number) & (step >= begin))
+    return kept

@@ -1,0 +1,354 @@
+"""A store that engines are still writing, as a queue: each rollout once, groups whole, what became of it on record."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollstore.errors import DuplicateError
+from rollstore.readers.arrivals import ORIGIN, Arrivals
+from rollstore.readers.ledger import Ledger
+from rollstore.store.store import Store
+
+NEEDED = (
+    "rollout_id", "segment", "run_id", "step", "group_id", "group_size", "ending", "weight_version_min",
+    "weight_version_max", "action_mask", "trainable", *ORIGIN,
+)  # fmt: skip
+
+
+_LATE = "late: its group was closed"
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time as a follower sees it: seconds that only go on, a pause, and the date for the record."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    date: Callable[[], datetime] = _utc
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is given, and when it is given up.
+
+    tokens_per_batch, rollouts_per_batch: the most of a batch; with whole_groups the second counts groups. where: over
+    scalar columns of the last segment; others are `filtered`. version, max_lag: what is more than max_lag versions
+    behind when it would be given is discarded, counted from its oldest action; so is what has an unknown version.
+    whole_groups: a group comes whole, once group_size members are finished. group_wait: seconds after which one that is
+    still incomplete is closed, for ever when None; incomplete: then to take what there is of it, or to leave it out.
+    Members that come later than that are discarded. timeout: seconds to wait for a full batch before what is there is
+    given, or nothing more; None waits for ever. poll: seconds between looks at the store.
+    """
+
+    tokens_per_batch: int | None = None
+    rollouts_per_batch: int | None = None
+    where: pc.Expression | None = None
+    version: Callable[[], int] | None = None
+    max_lag: int | None = None
+    whole_groups: bool = False
+    group_wait: float | None = None
+    incomplete: Literal["take", "leave_out"] = "leave_out"
+    timeout: float | None = None
+    poll: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_batch is None and self.rollouts_per_batch is None:
+            raise ValueError("tokens_per_batch: wanted at least 1, got None; or rollouts_per_batch")
+        for name in ("tokens_per_batch", "rollouts_per_batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}: wanted at least 1, got {value}")
+        if self.poll <= 0:
+            raise ValueError(f"poll: wanted more than 0 seconds, got {self.poll}")
+        if (self.version is None) != (self.max_lag is None):
+            raise ValueError("max_lag: wanted together with version, which says what the current one is")
+        if self.incomplete not in ("take", "leave_out"):
+            raise ValueError(f"incomplete: wanted 'take' or 'leave_out', got {self.incomplete!r}")
+
+
+@dataclass(kw_only=True)
+class _Rollout:
+    """A rollout that is arriving: its rows by segment."""
+
+    id: str
+    rows: dict[int, pa.RecordBatch] = field(default_factory=dict[int, pa.RecordBatch])
+
+    @property
+    def finished(self) -> bool:
+        last = max(self.rows)
+        return len(self.rows) == last + 1 and self.rows[last].column("ending")[0].as_py() != "continued"
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.column("action_mask")[0]) for row in self.rows.values())
+
+    def ordered(self) -> list[pa.RecordBatch]:
+        return [self.rows[segment] for segment in sorted(self.rows)]
+
+    def oldest(self) -> int | None:
+        """The version of the oldest action; None where that of some action is not known."""
+        found: list[int] = []
+        for row in self.rows.values():
+            low, high = (row.column(f"weight_version_{end}")[0].as_py() for end in ("min", "max"))
+            if low is None and high is not None:
+                return None
+            found += [] if low is None else [low]
+        return min(found, default=None)
+
+    def summary(self) -> pa.Table:
+        """The last segment, with the versions of all."""
+        table = pa.Table.from_batches([self.rows[max(self.rows)]])
+        place = table.schema.get_field_index("weight_version_min")
+        return table.set_column(place, "weight_version_min", pa.array([self.oldest()], pa.int64()))
+
+
+@dataclass(kw_only=True)
+class _Unit:
+    """What is given together: a rollout, or a group of them."""
+
+    size: int
+    since: float
+    tokens: int = 0
+    members: OrderedDict[str, _Rollout] = field(default_factory=OrderedDict[str, _Rollout])
+    enqueued_at: datetime | None = None
+
+    @property
+    def complete(self) -> bool:
+        return sum(member.finished for member in self.members.values()) >= max(1, self.size)
+
+
+class Follower:
+    """Gives the rollouts of a store as they are finished, as tables of whole rollouts, each once in a training run.
+
+    What became of each is a row of `uses`, written by `commit` once the trainer's step is safe; from them a follower
+    that is started again knows what was done. One follower a run at a time; rows that are being waited for are in
+    memory, a rollout at a time.
+    """
+
+    def __init__(
+        self, store: Store, *, train_run: str, rules: Rules, columns: Sequence[str], resume_step: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """resume_step: the step that the trainer's checkpoint goes on with; what an earlier attempt of the run did in
+        that step or later comes again. Left out, the run goes on after the last step recorded."""
+        self._rules, self._clock = rules, clock or Clock()
+        self._ledger = Ledger(store, train_run, resume_step, self._clock.date)
+        asked = "" if rules.where is None else str(rules.where)
+        with store.snapshot() as snapshot:
+            schema = snapshot.schema("rollouts")
+        if unknown := [name for name in columns if name not in schema.names]:
+            raise ValueError(f"columns: rollouts has no column {', '.join(map(repr, unknown))}")
+        # The text of an expression names every column it looks at; a name found by chance is only read in vain.
+        tested = [f.name for f in schema if f.name in asked and not pa.types.is_list(f.type)]
+        self._arrivals = Arrivals(store, [*dict.fromkeys([*columns, *NEEDED, *tested])])
+        self._rows: Iterator[pa.RecordBatch] = iter(())
+        self._coming: OrderedDict[Any, _Unit] = OrderedDict()
+        self._ready: list[_Unit] = []
+        self._closed: set[Any] = set()
+
+    @property
+    def attempt(self) -> int:
+        """0, 1, ...: which start of the run this is."""
+        return self._ledger.attempt
+
+    @property
+    def step(self) -> int:
+        """The step that `commit` records next."""
+        return self._ledger.step
+
+    @property
+    def waiting(self) -> int:
+        """Rollouts that are there and wait: for their group, their last segment, or to be given."""
+        return sum(len(unit.members) for unit in (*self._coming.values(), *self._ready))
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        while (table := self.next()) is not None:
+            yield table
+
+    def next(self) -> pa.Table | None:
+        """The next batch; None where nothing came within the timeout. Raises DuplicateError, CorruptionError."""
+        begun = self._clock.now()
+        while True:
+            full = self._fill()
+            late = self._rules.timeout is not None and self._clock.now() - begun >= self._rules.timeout
+            if full or late:
+                chosen = self._take()
+                return self._given(chosen) if chosen else None
+            pause = self._rules.poll
+            if self._rules.timeout is not None:
+                pause = min(pause, max(0.0, begun + self._rules.timeout - self._clock.now()))
+            self._clock.sleep(pause)
+
+    def commit(self, *, weight_version: int | None = None, recipe: str | None = None, **columns: Any) -> None:
+        """The step is done and safe: record all that was given since the last commit as trained, and what was not
+        given with the reason. Survives power loss. Raises WriteError; then a later commit tries again.
+
+        columns: more of the step for each of its rows, as step_started_at, step_finished_at, sync_seconds.
+        """
+        self._ledger.commit(weight_version=weight_version, recipe=recipe, **columns)
+
+    def close(self) -> None:
+        """Let the record go. What was given and not committed is given again."""
+        self._ledger.close()
+
+    # -- arriving -------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> bool:
+        """Look at the store until a full batch is ready; whether it is. Reads no further than it takes."""
+        self._settle()
+        while not self._enough():
+            batch = next(self._rows, None)
+            if batch is None:
+                self._rows = self._arrivals.new()
+                batch = next(self._rows, None)
+            if batch is None:
+                return False
+            for number in range(batch.num_rows):
+                self._arrive(batch.take(pa.array([number])))
+            self._settle()
+        return True
+
+    def _arrive(self, row: pa.RecordBatch) -> None:
+        id_, segment, run, step, group = (
+            row.column(name)[0].as_py() for name in ("rollout_id", "segment", "run_id", "step", "group_id")
+        )
+        key = (run, step, group) if self._rules.whole_groups and group is not None else (None, None, id_)
+        if id_ in self._ledger.done:
+            self._close(key)
+            return
+        if key in self._closed:
+            if all(id_ not in unit.members for unit in self._ready):
+                self._ledger.drop(id_, "discarded", _LATE, self._clock.date())
+            return
+        size = row.column("group_size")[0].as_py() if self._rules.whole_groups and group is not None else 1
+        unit = self._coming.setdefault(key, _Unit(size=0, since=self._clock.now()))
+        unit.size = max(unit.size, size or 0)
+        rollout = unit.members.setdefault(id_, _Rollout(id=id_))
+        known = rollout.rows.get(segment)
+        if known is not None and not _same(known, row):
+            raise DuplicateError(f"{id_!r}, segment {segment}: wanted one content, got different ones")
+        rollout.rows.setdefault(segment, row)
+
+    def _close(self, key: Any) -> None:
+        """A member of this group is done, so the group was given before this start: what came first is late."""
+        self._closed.add(key)
+        unit = self._coming.pop(key, None)
+        for id_ in [] if unit is None else list(unit.members):
+            self._ledger.drop(id_, "discarded", _LATE, None)
+
+    def _settle(self) -> None:
+        """Move what is complete, or has waited long enough, to what is ready; drop what the rules leave out."""
+        now, wait = self._clock.now(), self._rules.group_wait
+        for key, unit in list(self._coming.items()):
+            overdue = wait is not None and now - unit.since >= wait and not unit.complete
+            if not unit.complete and not overdue:
+                continue
+            del self._coming[key]
+            self._closed.add(key)
+            unit.enqueued_at = self._clock.date()
+            if overdue:
+                self._close_incomplete(unit)
+            self._filter(unit)
+            unit.tokens = sum(member.tokens for member in unit.members.values())
+            if unit.members and not self._oversize(unit):
+                self._ready.append(unit)
+
+    def _close_incomplete(self, unit: _Unit) -> None:
+        there = sum(member.finished for member in unit.members.values())
+        for id_, member in list(unit.members.items()):
+            if self._rules.incomplete == "leave_out" or not member.finished:
+                what = f"its group has {there} of {unit.size}" if member.finished else "unfinished"
+                self._drop(unit, id_, "discarded", f"incomplete: {what} after {self._rules.group_wait} s")
+
+    def _filter(self, unit: _Unit) -> None:
+        if self._rules.where is None:
+            return
+        for id_, member in list(unit.members.items()):
+            if not member.summary().filter(self._rules.where).num_rows:
+                self._drop(unit, id_, "filtered", f"where: {self._rules.where}")
+
+    def _oversize(self, unit: _Unit) -> bool:
+        budget = self._rules.tokens_per_batch
+        if budget is None or unit.tokens <= budget:
+            return False
+        for id_ in list(unit.members):
+            self._drop(unit, id_, "discarded", f"oversize: {unit.tokens} tokens, wanted at most {budget}")
+        return True
+
+    def _drop(self, unit: _Unit, id_: str, disposition: str, reason: str) -> None:
+        del unit.members[id_]
+        self._ledger.drop(id_, disposition, reason, unit.enqueued_at)
+
+    # -- giving ---------------------------------------------------------------------------------------------------
+
+    def _enough(self) -> bool:
+        """Whether more would not fit into the batch."""
+        self._drop_stale()
+        return self._fitting() < len(self._ready) or (
+            self._rules.rollouts_per_batch is not None and len(self._ready) >= self._rules.rollouts_per_batch
+        )
+
+    def _fitting(self) -> int:
+        """How many of the units that are ready fit into one batch."""
+        tokens = 0
+        for count, unit in enumerate(self._ready):
+            tokens += unit.tokens
+            if count == self._rules.rollouts_per_batch or tokens > (self._rules.tokens_per_batch or tokens):
+                return count
+        return len(self._ready)
+
+    def _drop_stale(self) -> None:
+        if self._rules.version is None or self._rules.max_lag is None:
+            return
+        current, kept = self._rules.version(), list[_Unit]()
+        for unit in self._ready:
+            oldest = [member.oldest() for member in unit.members.values()]
+            known = [version for version in oldest if version is not None]
+            if len(known) == len(oldest) and current - min(known) <= self._rules.max_lag:
+                kept.append(unit)
+                continue
+            lag = f"lag {current - min(known)}" if len(known) == len(oldest) else "an unknown version"
+            for id_ in list(unit.members):
+                self._drop(unit, id_, "discarded", f"stale: {lag}, wanted at most {self._rules.max_lag}")
+        self._ready = kept
+
+    def _take(self) -> list[_Unit]:
+        self._drop_stale()
+        count = self._fitting()
+        chosen, self._ready = self._ready[:count], self._ready[count:]
+        return chosen
+
+    def _given(self, units: list[_Unit]) -> pa.Table:
+        at, rows = self._clock.date(), list[pa.RecordBatch]()
+        for unit in units:
+            for member in unit.members.values():
+                rows += member.ordered()
+                self._ledger.give(member.id, unit.enqueued_at, at, _actions(member))
+        return pa.Table.from_batches(rows).combine_chunks()
+
+
+def _actions(member: _Rollout) -> int:
+    """Actions that the record lets be trained on."""
+    count = 0
+    for row in member.rows.values():
+        allowed = row.column("trainable")[0]
+        chosen = allowed if allowed.is_valid else row.column("action_mask")[0]
+        count += pc.sum(chosen.values.cast(pa.int64())).as_py() or 0
+    return count
+
+
+def _same(first: pa.RecordBatch, second: pa.RecordBatch) -> bool:
+    """Whether two rows hold the same, but for where they were written."""
+    names = [name for name in first.schema.names if name not in ORIGIN]
+    return first.select(names).equals(second.select(names))

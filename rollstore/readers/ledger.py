@@ -1,0 +1,102 @@
+"""What became of the rollouts of a training run, kept in its `uses`: the cursor that survives the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollstore.readers.arrow import dataset
+from rollstore.schema import TABLES
+from rollstore.store.store import Store
+
+
+class Ledger:
+    """Rows of `uses` of one attempt of a run: collected as rollouts are given or dropped, written with the step.
+
+    `done`: ids that need not come again: recorded by an earlier attempt before the step that this one begins with, or
+    given or dropped by this one. `attempt` is one above the last; `step` is the one that the next commit records.
+    """
+
+    def __init__(self, store: Store, train_run: str, resume_step: int | None, date: Callable[[], datetime]) -> None:
+        self._store, self._run, self._date = store, train_run, date
+        with store.snapshot() as snapshot:
+            rows = dataset(snapshot, "uses").to_table(
+                columns=["attempt", "train_step", "rollout_id"], filter=pc.field("train_run") == train_run
+            )
+        attempts = pc.fill_null(rows["attempt"], 0)
+        self.attempt: int = (pc.max(attempts).as_py() if rows.num_rows else -1) + 1
+        self.step: int = _after(rows, attempts) if resume_step is None else resume_step
+        if self.step < 0:
+            raise ValueError(f"resume_step: wanted at least 0, got {resume_step}")
+        kept = rows.filter(_current(rows, attempts)).filter(pc.field("train_step") < self.step)
+        self.done: set[str] = set(kept["rollout_id"].to_pylist())
+        self._rows: list[dict[str, Any]] = []
+        self._writer: Any = None
+
+    def give(self, id_: str, enqueued_at: datetime | None, consumed_at: datetime, actions: int) -> None:
+        """A rollout was given to the trainer."""
+        self._note(id_, disposition="trained", enqueued_at=enqueued_at, consumed_at=consumed_at, tokens_trained=actions)
+
+    def drop(self, id_: str, disposition: str, reason: str, enqueued_at: datetime | None) -> None:
+        """A rollout will not be given."""
+        self._note(
+            id_, disposition=disposition, reason=reason, enqueued_at=enqueued_at, consumed_at=self._date(),
+            tokens_trained=0,
+        )  # fmt: skip
+
+    def _note(self, id_: str, **columns: Any) -> None:
+        if id_ not in self.done:
+            self.done.add(id_)
+            self._rows.append({"rollout_id": id_, **columns})
+
+    def commit(self, **columns: Any) -> None:
+        """Write the rows collected as those of this step; they survive power loss. Raises WriteError, SchemaError."""
+        if unknown := [name for name in columns if name not in TABLES["uses"].by_name]:
+            raise ValueError(f"uses has no column {unknown[0]!r}")
+        if self._rows:
+            same = {"train_run": self._run, "attempt": self.attempt, "train_step": self.step, "epoch": 0, **columns}
+            if self._writer is None:
+                self._writer = self._store.writer(table="uses", source=self._run)
+            self._writer.append(_table([{**same, **row} for row in self._rows]))
+            self._rows = []
+        if self._writer is not None:
+            self._writer.flush(sync=True)
+        self.step += 1
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    by_name = TABLES["uses"].by_name
+    return pa.table({name: pa.array([row[name] for row in rows], by_name[name].type) for name in _names(rows)})
+
+
+def _names(rows: list[dict[str, Any]]) -> list[str]:
+    found = dict.fromkeys(name for row in rows for name in row)
+    for row in rows:
+        for name in found:
+            row.setdefault(name, None)
+    return list(found)
+
+
+def _current(rows: pa.Table, attempts: pa.ChunkedArray) -> pa.Array:
+    """Which rows no later attempt supersedes: those before the first step of each attempt after theirs."""
+    first = rows.set_column(0, "attempt", attempts).group_by("attempt").aggregate([("train_step", "min")])
+    kept: Any = pa.array([True] * rows.num_rows, pa.bool_())
+    for attempt, begin in zip(first["attempt"].to_pylist(), first["train_step_min"].to_pylist(), strict=True):
+        superseded = pc.and_(pc.less(attempts, attempt), pc.greater_equal(rows["train_step"], begin))
+        kept = pc.and_not(kept, superseded)
+    return kept
+
+
+def _after(rows: pa.Table, attempts: pa.ChunkedArray) -> int:
+    """The step after the last one that still counts."""
+    steps = rows.filter(_current(rows, attempts))["train_step"]
+    return pc.max(steps).as_py() + 1 if len(steps) else 0

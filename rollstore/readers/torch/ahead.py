@@ -1,0 +1,61 @@
+"""Work done ahead of the step: in threads, a piece at a time, handed out in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from rollstore.readers.plan import Plan
+
+PIECE = 1 << 17
+"""Tokens that are made into batches at one go: handing work from thread to thread costs as much as a small batch."""
+
+
+class Pool(ThreadPoolExecutor):
+    """One thread; what was not begun when it is left is not done."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(1, **options)
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown(cancel_futures=True)
+
+
+def pieces(ahead: Plan, steps: range) -> Iterator[list[int]]:
+    """Neighbouring steps whose batches have at least PIECE tokens a rank, or what is left."""
+    together: list[int] = []
+    size = 0.0
+    bounds = [*ahead.cuts[:: ahead.world_size].tolist(), len(ahead.units)]
+    ends = np.concatenate([[0], np.cumsum(ahead.tokens)])
+    for step in steps:
+        together.append(step)
+        size += (ends[bounds[step + 1]] - ends[bounds[step]]) / ahead.world_size
+        if size >= PIECE:
+            yield together
+            together, size = [], 0.0
+    if together:
+        yield together
+
+
+def in_order(
+    work: Callable[[list[int]], list[Any]], parts: Iterator[list[int]], pool: ThreadPoolExecutor | None, most: int
+) -> Iterator[tuple[int, Any]]:
+    """(step, batch) of each step in order; parts are made up to `most` ahead."""
+    if pool is None:
+        for steps in parts:
+            for step in steps:
+                yield step, work([step])[0]
+        return
+    ahead: deque[tuple[list[int], Future[list[Any]]]] = deque()
+    for steps in parts:
+        ahead.append((steps, pool.submit(work, steps)))
+        if len(ahead) > most:
+            first, made = ahead.popleft()
+            yield from zip(first, made.result(), strict=True)
+    while ahead:
+        first, made = ahead.popleft()
+        yield from zip(first, made.result(), strict=True)

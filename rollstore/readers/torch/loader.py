@@ -1,0 +1,378 @@
+"""The loader: what is selected, in which order, and what makes it into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from torch.utils.data import IterableDataset, get_worker_info
+
+from rollstore.batch import TokenBatch, collate
+from rollstore.batch.packer import Packer
+from rollstore.batch.samplers import SPANS
+from rollstore.errors import StoreError
+from rollstore.readers.arrow import Lease
+from rollstore.readers.filters import Filters
+from rollstore.readers.joined import Logprobs, Rewards
+from rollstore.readers.order import Ints
+from rollstore.readers.plan import Plan, plan
+from rollstore.readers.rows import Reader
+from rollstore.readers.selection import Incomplete, Selection, select
+from rollstore.readers.torch.ahead import Pool, in_order, pieces
+from rollstore.readers.torch.columns import COLUMNS, HEADS
+from rollstore.readers.torch.following import RolloutFollower
+from rollstore.readers.torch.state import State, decode
+from rollstore.readers.torch.windows import Column, Kept, Source, Window, Windows
+from rollstore.store.snapshot import Snapshot
+from rollstore.usable import Transform
+
+if TYPE_CHECKING:
+    from rollstore.store.store import Store
+
+WINDOW = 1 << 22
+
+
+def as_arrow(table: pa.Table) -> pa.Table:
+    """For `make`: batches stay tables of the rollouts schema."""
+    return table
+
+
+class RolloutLoader(IterableDataset[Any]):
+    """Iterates over one epoch of a snapshot's rollouts as `TokenBatch`es; iterated again, over the next.
+
+    Every selected rollout comes exactly once an epoch, with all its segments, in an order that is a function of the
+    snapshot, `seed`, the epoch and `window`; not of ranks, nor of what else is asked for here. All ranks make the same
+    number of steps, with units of like lengths; at the end of an epoch some may get batches without rows. Left within
+    an epoch, the next iteration goes on where it was left. One iteration at a time; not thread-safe. In a DataLoader
+    (with batch_size=None) its workers share the steps and the order stays the same.
+
+    follow: go on with what engines write meanwhile, as a `RolloutFollower`, which takes other arguments.
+    tokens_per_batch, rollouts_per_batch: the most of either that a batch takes; one of them at least. With
+        whole_groups the second counts groups.
+    where: Arrow expression over scalar columns and metadata, applied to the last segment of each rollout, where reward
+        and ending stand; weight_version_min and _max there are those of all its segments.
+    having, without: table -> expression on its rows: rollouts for which `scores`, `evaluations` or `uses` hold such a
+        row, or none. max_uses: leaves out rollouts that were trained on so often. version, max_lag: and those whose
+        oldest action is of weights more than max_lag before version, or of unknown ones.
+    whole_groups: rollouts of a group (run_id, step, group_id) come in one batch; of an incomplete one (fewer finished
+        members than its group_size) those that are there, or with incomplete="leave_out" none, counted in `late`.
+    oversize: what to do with a rollout (or whole group) above tokens_per_batch: "raise", or "skip" and count it in
+        `skipped`.
+    heads: read the top-k heads. columns: more columns to read, as `("support_counts", "support_tokens")`. extra: field
+        of the batch -> column that holds it, as in `collate`. anchor, reference: evaluation_id whose log-probs become
+        `anchor_logprobs`, `reference_logprobs`; a rollout without such an evaluation raises. rewards: which outcome
+        scores are the rewards, instead of the recorded ones, as `pc.field("scorer") == "judge"`; a rollout without is
+        unscored.
+    sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it
+        (`as_arrow`: nothing). pin_memory: batches in page-locked memory, for copies that overlap.
+    window: tokens within which units are mixed freely, and that are in memory twice: as the window in use, and as the
+        next one. cache_bytes: a store that is one window stays decoded from epoch to epoch if it takes at most this.
+    prefetch: pieces (one batch, or small ones that together have about 2^17 tokens) made ahead in a thread; 0 makes
+        each batch when asked.
+
+    Raises StoreError when nothing is selected, ValueError for a rollout above the budget, DuplicateError where one
+    segment is stored with different contents, CorruptionError.
+    """
+
+    def __new__(cls, *args: Any, follow: bool = False, **options: Any) -> Any:
+        return RolloutFollower(*args, **options) if follow else super().__new__(cls)
+
+    def __init__(  # pyright: ignore[reportInconsistentConstructor]  # with follow, __new__ makes something else
+        self,
+        store: Store,
+        *,
+        follow: Literal[False] = False,
+        tokens_per_batch: int | None = None,
+        rollouts_per_batch: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        where: pc.Expression | None = None,
+        having: Mapping[str, pc.Expression] | None = None,
+        without: Mapping[str, pc.Expression] | None = None,
+        max_uses: int | None = None,
+        version: int | None = None,
+        max_lag: int | None = None,
+        whole_groups: bool = False,
+        incomplete: Incomplete = "take",
+        oversize: Literal["raise", "skip"] = "raise",
+        heads: bool = False,
+        columns: Sequence[str] = (),
+        extra: Mapping[str, str] | None = None,
+        anchor: str | None = None,
+        reference: str | None = None,
+        rewards: pc.Expression | None = None,
+        sampler: Any = None,
+        trainer_transform: Transform | None = None,
+        make: Callable[[pa.Table], Any] | None = None,
+        pin_memory: bool = False,
+        snapshot: Snapshot | None = None,
+        window: int = WINDOW,
+        cache_bytes: int = 1 << 30,
+        prefetch: int = 2,
+    ) -> None:
+        if (tokens_per_batch or rollouts_per_batch or 0) < 1 or min(tokens_per_batch or 1, rollouts_per_batch or 1) < 1:
+            raise ValueError(f"tokens_per_batch: wanted at least 1, got {tokens_per_batch}; or rollouts_per_batch")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank: wanted 0 to {world_size - 1}, got {rank}")
+        for name, value, least in (("seed", seed, 0), ("window", window, 1), ("prefetch", prefetch, 0)):
+            if not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
+        for name, value, words in (
+            ("oversize", oversize, ("raise", "skip")),
+            ("incomplete", incomplete, ("take", "leave_out")),
+        ):
+            if value not in words:
+                raise ValueError(f"{name}: wanted {words[0]!r} or {words[1]!r}, got {value!r}")
+        if incomplete == "leave_out" and not whole_groups:
+            raise ValueError("incomplete: wanted whole_groups with 'leave_out': only whole groups can lack members")
+        if isinstance(columns, str):
+            raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
+        held = store.snapshot() if snapshot is None else snapshot
+        self._lease: Lease | None = Lease(held) if snapshot is None else None
+        self._snapshot: Snapshot | None = held
+        self._path = store.path
+        self._budget, self._most, self._oversize = tokens_per_batch, rollouts_per_batch, oversize
+        self._rank, self._world_size = rank, world_size
+        self._seed, self._window, self._prefetch, self._pinned = seed, window, prefetch, pin_memory
+        self._whole_groups: bool = whole_groups
+        self._incomplete: Incomplete = incomplete
+        self._filters = Filters(
+            where=where, having=having or {}, without=without or {}, max_uses=max_uses, version=version, max_lag=max_lag
+        )
+        self._reader = Reader(held)
+        self._columns = self._read(columns, heads, extra or {})
+        self._joins = (anchor, reference, rewards)
+        pack = partial(Packer, columns=extra, sampler=sampler, trainer_transform=trainer_transform)
+        plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform)
+        self._make: Callable[[pa.Table], Any] = make or plain
+        self._pack = pack if make is None else None
+        self._kept = Kept(cache_bytes)
+        self._select()
+        self.epoch = 0
+        """the epoch that the next iteration is in"""
+        self.position = 0
+        """units of it that were given out, on all ranks together"""
+        self._ahead: int | None = None
+
+    def _read(self, columns: Sequence[str], heads: bool, extra: Mapping[str, str]) -> tuple[str, ...]:
+        known = self._reader.schema.names
+        if unknown := [name for name in columns if name not in known]:
+            raise ValueError(f"columns: rollouts has no column {', '.join(map(repr, unknown))}")
+        more = [*columns, *(HEADS if heads else ()), *(name for name in extra.values() if name in known)]
+        return tuple(dict.fromkeys([*COLUMNS, *more]))
+
+    def _select(self) -> None:
+        """Evaluate the filters, and join what was asked of other tables."""
+        if self._snapshot is None:
+            raise StoreError(f"{self._path}: wanted the snapshot to select from, got a copy in another process")
+        chosen = select(
+            self._snapshot, self._reader, self._filters, whole_groups=self._whole_groups, incomplete=self._incomplete
+        )
+        self._selection: Selection = chosen
+        if not len(chosen.tokens):
+            asked = str(self._filters)
+            late = f"; {chosen.late} of incomplete groups were left out" if chosen.late else ""
+            raise StoreError(
+                f"{self._path}: wanted rollouts to load, got none{f' with {asked}' if asked else ''}{late}"
+            )
+        over = self._over(chosen)
+        self.skipped: int = int(chosen.rollouts[over].sum())
+        """rollouts left out because they, or their group, are above the budget"""
+        self.late: int = chosen.late
+        """rollouts left out because their group is incomplete"""
+        if over.all():
+            raise StoreError(f"{self._path}: wanted rollouts of at most {self._budget} tokens, got none")
+        self._fits = ~over
+        anchor, reference, rewards = self._joins
+        joined: dict[str, Column] = {
+            name: Logprobs(self._snapshot, chosen.keys, evaluation)
+            for name, evaluation in (("anchor_logprobs", anchor), ("reference_logprobs", reference))
+            if evaluation is not None
+        }
+        if rewards is not None:
+            joined["reward"] = Rewards(self._snapshot, chosen.keys, rewards)
+        fields = {} if self._pack is None else {"spans": SPANS}
+        self._source = Source(reader=self._reader, columns=self._columns, fields=fields, joined=joined, pack=self._pack)
+
+    def _over(self, chosen: Selection) -> Any:
+        if self._budget is None:
+            return np.zeros(len(chosen.tokens), bool)
+        over = chosen.tokens > self._budget
+        if over.any() and self._oversize == "raise":
+            first = int(np.flatnonzero(over)[0])
+            what = "rollout" if chosen.rollouts[first] == 1 else f"group of {chosen.rollouts[first]} rollouts with"
+            raise ValueError(
+                f"tokens_per_batch: {what} {chosen.names[first].as_py()!r} has {chosen.tokens[first]} tokens, "
+                f"wanted at most {self._budget}; oversize='skip' leaves {int(over.sum())} out"
+            )
+        return over
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts of an epoch, on all ranks together."""
+        return int(self._selection.rollouts[self._fits].sum())
+
+    def __len__(self) -> int:
+        """Batches that the next iteration gives, on this and on every rank, all workers together."""
+        return self._plan().steps
+
+    def _plan(self) -> Plan:
+        return plan(
+            self._selection.tokens,
+            self._fits,
+            seed=self._seed,
+            epoch=self.epoch,
+            position=self.position,
+            window=self._window,
+            world_size=self._world_size,
+            budget=self._budget,
+            most=self._most,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        ahead = self._plan()
+        steps = range(worker if self._ahead is None else self._ahead, ahead.steps, workers)
+        with ExitStack() as stack:
+            # The thread that makes batches ends before the one it waits for.
+            reads, makes = (
+                stack.enter_context(Pool(thread_name_prefix=f"rollstore-{name}")) if self._prefetch else None
+                for name in ("reads", "makes")
+            )
+            numbers = np.unique(ahead.windows)
+            windows = Windows(lambda number: self._load(ahead, int(numbers[number])), len(numbers), reads)
+            work = partial(self._batches, ahead, numbers, windows)
+            for step, batch in in_order(work, pieces(ahead, steps), makes, self._prefetch):
+                # Before the trainer has it: what it asks for in between counts as given.
+                self.position = ahead.position_after(step + 1)
+                self._ahead = workers - 1 if workers > 1 else None
+                yield batch
+        self.epoch, self.position, self._ahead = self.epoch + 1, 0, None
+
+    def _batches(self, ahead: Plan, numbers: Ints, windows: Windows, steps: list[int]) -> list[Any]:
+        return [self._batch(ahead, numbers, windows, ahead.share(step, self._rank)) for step in steps]
+
+    def _batch(self, ahead: Plan, numbers: Ints, windows: Windows, share: Ints) -> Any:
+        """The rows of some units, in that order, as a batch."""
+        if not len(share):
+            return self._finished(self._make(self._source.empty()))
+        rows = self._rows(ahead.units[share])
+        owner = np.repeat(
+            np.searchsorted(numbers, ahead.windows[share]), np.diff(self._selection.starts)[ahead.units[share]]
+        )
+        places, needed = self._selection.places[rows], np.unique(owner).tolist()
+        if len(needed) == 1:
+            window = windows.get(needed[0], needed[0])
+            packed = window.packed(places)
+            return self._finished(self._make(window.table(places)) if packed is None else packed)
+        # An epoch goes from window to window, so what is of the first comes first.
+        tables = [windows.get(number, needed[0]).table(places[owner == number]) for number in needed]
+        return self._finished(self._make(pa.concat_tables(tables).combine_chunks()))
+
+    def _finished(self, batch: Any) -> Any:
+        return batch.pin_memory() if self._pinned and isinstance(batch, TokenBatch) else batch
+
+    def _load(self, ahead: Plan, number: int) -> Window:
+        rows = self._rows(ahead.units[ahead.windows == number])
+        places = self._selection.places[rows]
+        everything = len(rows) == int(np.diff(self._selection.starts)[self._fits].sum())
+        load = partial(self._source.load, rows, places)
+        return self._kept.load(places, load) if everything else load()
+
+    def _rows(self, units: Ints) -> Ints:
+        """Rows of the selection that make up some units, in that order."""
+        begins, lengths = self._selection.starts[units], np.diff(self._selection.starts)[units]
+        ends = np.cumsum(lengths)
+        return np.repeat(begins - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
+
+    def set_epoch(self, epoch: int, *, version: int | None = None) -> None:
+        """Go to the beginning of an epoch; with `version`, evaluate the filters again for those current weights.
+
+        Raises ValueError on what is no epoch, StoreError where nothing is left.
+        """
+        if not isinstance(epoch, int) or epoch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"epoch: wanted a whole number of at least 0, got {epoch!r}")
+        if version is not None:
+            self._at_version(version)
+        self.epoch, self.position, self._ahead = epoch, 0, None
+
+    def _at_version(self, version: int | None) -> None:
+        if version != self._filters.version:
+            self._filters = self._filters.at(version)
+            self._select()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, as small JSON: the same on every rank at one step, whatever was prefetched."""
+        return self._state(self.epoch, self.position)
+
+    def state_after(self, steps: int) -> dict[str, Any]:
+        """The state once the next `steps` batches are trained on: for a loader that a DataLoader's workers copied, and
+        which so does not know how far they are. Raises ValueError where the epoch has fewer."""
+        ahead = self._plan()
+        if not 0 <= steps <= ahead.steps:
+            raise ValueError(f"steps: wanted 0 to {ahead.steps}, got {steps}")
+        return self._state(self.epoch, ahead.position_after(steps))
+
+    def terms(self) -> dict[str, Any]:
+        """What ranks must agree on, and the rank, which must differ: for `check_ranks`."""
+        limits = {"tokens_per_batch": self._budget, "rollouts_per_batch": self._most}
+        return {"rank": self._rank, "world_size": self._world_size, "steps": len(self), **limits, **self.state_dict()}
+
+    def _state(self, epoch: int, position: int) -> dict[str, Any]:
+        info = get_worker_info()
+        own: dict[str, int] = {}
+        if info is not None:
+            ahead = info.id if self._ahead is None else self._ahead
+            own = {"workers": info.num_workers, "worker": info.id, "ahead": ahead}
+        return State(
+            snapshot=self._selection.snapshot,
+            selection=self._selection.digest,
+            seed=self._seed,
+            window=self._window,
+            epoch=epoch,
+            position=position,
+            weights=self._filters.version,
+            **own,
+        ).encode()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a loader of any rank, and any number of ranks, was. Takes seed and window from the state.
+
+        Takes the state of a StatefulDataLoader around a loader as well, with any number of workers. Raises StoreError
+        where the snapshot or the selection is another one, VersionError on a state of a newer library, ValueError on
+        what is no state.
+        """
+        found = decode(state)
+        info = get_worker_info()
+        if found.workers is not None and (info is None or (info.num_workers, info.id) != (found.workers, found.worker)):
+            raise ValueError(
+                f"state: wanted the state of the whole, got that of worker {found.worker} of {found.workers}: "
+                "load what the StatefulDataLoader gave into the loader, for another number of workers"
+            )
+        if found.snapshot != self._selection.snapshot:
+            raise StoreError(
+                f"state: wanted one of snapshot {self._selection.snapshot}, got {found.snapshot}: "
+                "the store has other rows now"
+            )
+        self._at_version(found.weights)
+        if found.selection != self._selection.digest:
+            raise StoreError(
+                f"state: wanted one of selection {self._selection.digest}, got {found.selection}: "
+                "where or whole_groups differ, or another filter"
+            )
+        count = len(self._selection.tokens)
+        if not 0 <= found.position <= count or found.epoch < 0:
+            raise ValueError(f"state: wanted a position up to {count}, got {found.position}")
+        self._seed, self._window, self.epoch, self.position = found.seed, found.window, found.epoch, found.position
+        self._ahead = found.ahead
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For workers that are spawned: they read the same rows, and leave the snapshot's lease to this process."""
+        return {**self.__dict__, "_lease": None, "_snapshot": None}

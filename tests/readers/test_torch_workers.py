@@ -1,0 +1,159 @@
+"""In a DataLoader's workers, forked or spawned, and under torchdata's loader: the same order, each rollout once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from rollstore.batch import TokenBatch
+from rollstore.errors import StoreError
+from rollstore.readers.torch import RolloutLoader, as_arrow
+from rollstore.store.store import Store
+from tests.readers.samples import rollout, write
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # of torchdata 0.11
+
+EVERYONE = {f"r{n:02}": 1 for n in range(23)}
+
+
+@pytest.fixture
+def filled(store: Store) -> Any:
+    """23 rollouts of 4 to 12 tokens in a part and in the journal of a live writer."""
+    records = [rollout(f"r{n:02}", tokens=4 + n % 9, reward=float(n % 2)) for n in range(23)]
+    write(store, *records[:14])
+    with store.writer(run="run") as writer:
+        writer.append(records[14:])
+        writer.flush()
+        yield store
+
+
+def loader(store: Store, **options: Any) -> RolloutLoader:
+    return RolloutLoader(store, **{"tokens_per_batch": 30, "seed": 5, **options})
+
+
+def inside(loader: RolloutLoader, workers: int, context: str | None = "fork") -> Any:
+    more = {"multiprocessing_context": context} if workers else {}
+    return DataLoader(loader, batch_size=None, num_workers=workers, **more)
+
+
+def stateful(loader: RolloutLoader, workers: int) -> Any:
+    more = {"multiprocessing_context": "fork"} if workers else {}
+    return StatefulDataLoader(loader, batch_size=None, num_workers=workers, **more)
+
+
+def same(first: list[TokenBatch], second: list[TokenBatch]) -> bool:
+    return [batch.rollout_ids for batch in first] == [batch.rollout_ids for batch in second] and all(
+        torch.equal(a.tokens, b.tokens)
+        and a.behavior_logprobs.numpy().tobytes() == b.behavior_logprobs.numpy().tobytes()
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("context", "workers"), [(None, 0), ("fork", 1), ("fork", 2)])
+def test_workers_change_nothing_of_what_is_given(filled: Store, context: str | None, workers: int) -> None:
+    whole = list(loader(filled))
+    spread = inside(loader(filled), workers, context)
+    assert len(spread) == len(whole)
+    assert same(list(spread), whole)
+
+
+def test_a_spawned_worker_reads_the_snapshot_it_was_made_with(filled: Store) -> None:
+    made = loader(filled, make=as_arrow)
+    write(filled, rollout("late"))
+    filled.compact()
+    tables = list(inside(made, 1, "spawn"))
+    assert all(isinstance(table, pa.Table) for table in tables)
+    assert Counter(id_ for table in tables for id_ in table["rollout_id"].to_pylist()) == EVERYONE
+
+
+def test_ranks_with_workers_share_an_epoch(filled: Store) -> None:
+    batches = [
+        batch for rank in range(2) for batch in inside(loader(filled, rank=rank, world_size=2), 2)
+    ]  # fmt: skip
+    assert Counter(id_ for batch in batches for id_ in batch.rollout_ids) == EVERYONE
+
+
+def test_an_epoch_is_set_before_its_workers_start(filled: Store) -> None:
+    made, plain = loader(filled), loader(filled)
+    for epoch in range(2):
+        made.set_epoch(epoch)
+        assert same(list(inside(made, 2)), list(plain))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (2, 1), (1, 2)])
+def test_what_is_left_after_some_batches_is_taken_up_by_other_workers(filled: Store, before: int, after: int) -> None:
+    whole, made = list(loader(filled)), loader(filled)
+    given = [batch for batch, _ in zip(inside(made, before), range(3), strict=False)]
+    state = json.loads(json.dumps(loader(filled).state_after(3)))
+    resumed = loader(filled)
+    resumed.load_state_dict(state)
+    assert same(given + list(inside(resumed, after)), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_torchdatas_loader_resumes_at_any_step(filled: Store, workers: int) -> None:
+    whole = list(loader(filled))
+    for taken in (0, 1, 3, len(whole) - 1):
+        running = stateful(loader(filled), workers)
+        steps = iter(running)
+        given = [next(steps) for _ in range(taken)]
+        state = json.loads(json.dumps(running.state_dict()))
+        del steps
+        resumed = stateful(loader(filled), workers)
+        resumed.load_state_dict(state)
+        assert same(given + list(resumed), whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 0), (0, 2)])
+def test_torchdatas_state_resumes_with_another_number_of_workers(filled: Store, before: int, after: int) -> None:
+    whole = list(loader(filled))
+    running = stateful(loader(filled), before)
+    steps = iter(running)
+    given = [next(steps) for _ in range(3)]
+    state = json.loads(json.dumps(running.state_dict()))
+    del steps
+    resumed = loader(filled)
+    resumed.load_state_dict(state)
+    assert same(given + list(stateful(resumed, after)), whole)
+
+
+def test_torchdatas_state_after_an_epoch_begins_the_next(filled: Store) -> None:
+    running = stateful(loader(filled), 0)
+    list(running)
+    resumed = loader(filled)
+    resumed.load_state_dict(running.state_dict())
+    assert (resumed.epoch, resumed.position) == (1, 0)
+
+
+def test_a_state_of_one_worker_or_of_an_older_step_is_refused_outside(filled: Store) -> None:
+    running = StatefulDataLoader(loader(filled), batch_size=None, num_workers=2, snapshot_every_n_steps=4)
+    steps = iter(running)
+    for _ in range(2):
+        next(steps)
+    state = running.state_dict()
+    with pytest.raises(ValueError, match=r"snapshot_every_n_steps=1\), got 2 later"):
+        loader(filled).load_state_dict(state)
+    worker = state["_snapshot"]["_worker_snapshots"]["worker_1"]["dataset_state"]
+    with pytest.raises(ValueError, match="wanted the state of the whole, got that of worker 1 of 2"):
+        loader(filled).load_state_dict(worker)
+    del steps
+
+
+def test_a_state_of_other_rows_is_refused_in_a_worker_too(filled: Store) -> None:
+    running = stateful(loader(filled), 1)
+    steps = iter(running)
+    next(steps)
+    state = running.state_dict()
+    del steps
+    write(filled, rollout("late"))
+    resumed = stateful(loader(filled), 1)
+    resumed.load_state_dict(state)
+    with pytest.raises(StoreError, match="the store has other rows now"):
+        list(resumed)
