@@ -118,11 +118,15 @@ def diff(
     run_a: Annotated[str | None, typer.Option(metavar="RUN", help="Only this run of the first store.")] = None,
     run_b: Annotated[str | None, typer.Option(metavar="RUN", help="Only this run of the second store.")] = None,
     tolerance: Tolerance = None,
+    scorer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of two stores, take this scorer's scores for the rewards.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say where two rollouts, or the rollouts of two stores, come apart.
 
-    From what is recorded, without a model. Exit status 0 if all tokens are the same, 1 if not.
+    From what is recorded, without a model. Where both sides are scored, a paired test says what their difference is
+    worth, and how small a one so many questions could show. Exit status 0 if all tokens are the same, 1 if not.
     """
     from rollstore.replay.diff import by_draw, by_id
     from rollstore.replay.diff import diff as compared
@@ -137,7 +141,7 @@ def diff(
             by = by_id if match is Match.ID else by_draw
             against: Any = open_store(other)
             both: Any = opened  # a store gives fewer options than diff's protocol names
-            found = compared(both, against, match=by, run_a=run_a, run_b=run_b, tolerance=tolerance)
+            found = compared(both, against, match=by, run_a=run_a, run_b=run_b, tolerance=tolerance, scorer=scorer)
     _report(found, as_json, same=not (found.changed or found.only_a or found.only_b))
 
 

@@ -32,15 +32,11 @@ def token_texts(path: str, ids: Sequence[int]) -> list[str | None]:
 
     Raises ValueError where the path holds no tokenizer.
     """
-    require_folder(path, "tokenizer")
-    try:
-        tokenizer = _library().AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: wanted a tokenizer, {_first_line(error)}") from None
-    size = len(tokenizer)
+    loaded = tokenizer(path)
+    size = len(loaded)
 
     def decoded(some: Sequence[int]) -> str:
-        return str(tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(loaded.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     texts: list[str | None] = []
     settled, read = 0, 0  # ids[settled:read] are what the next token's text is read behind
@@ -56,6 +52,15 @@ def token_texts(path: str, ids: Sequence[int]) -> list[str | None]:
         texts.append(now[len(before) :])
         settled, read = read, n + 1
     return texts
+
+
+def tokenizer(path: str) -> Any:
+    """The tokenizer in a folder. Raises ValueError where the path holds none."""
+    require_folder(path, "tokenizer")
+    try:
+        return _library().AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: wanted a tokenizer, {_first_line(error)}") from None
 
 
 def model(path: str, dtype: str) -> PreTrainedModel:

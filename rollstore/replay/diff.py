@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from rollstore.errors import NotFoundError
+from rollstore.errors import DuplicateError, NotFoundError
 from rollstore.replay.compare import Comparison, compare
 from rollstore.replay.difference import plain
+from rollstore.replay.paired import Paired, paired
 from rollstore.schema import Rollout, from_table
+
+OUTCOME = ("segment", "span", "position")
+"""Null in a score of the whole rollout."""
 
 
 class Scans(Protocol):
@@ -62,6 +67,8 @@ class Diff:
     earliest: int | None
     """The earliest first difference."""
     flips: tuple[Flip, ...]
+    paired: Paired | None
+    """The scores of the questions that both sides scored; None below two of them."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data for JSON."""
@@ -82,6 +89,8 @@ class Diff:
         if outcomes:
             counted = ", ".join(f"{outcomes.count(name)} {name}" for name in ("better", "worse", "neither", "unknown"))
             out.append(f"rewards of the changed, from a to b: {counted}")
+        if self.paired is not None:
+            out.append(f"scores: {self.paired.line()}")
         for flip in self.flips[:most]:
             out.extend(flip.comparison.lines())
         if len(self.flips) > most:
@@ -111,20 +120,25 @@ def diff(
     run_a: str | None = None,
     run_b: str | None = None,
     tolerance: float | None = None,
+    scorer: str | None = None,
 ) -> Diff:
     """Compares recorded runs, a before b.
 
     `match` gives what two segments must share to be compared: `by_id`, `by_draw`, or a function of the caller's
     (default: `by_id`; two single segments are compared whatever they are called). `run_a` and `run_b` pick one run
-    out of a store. `tolerance`: see `compare`. Holds both sides in memory. Raises ValueError where two segments of
-    one side match, NotFoundError where a side has no rollouts of its run.
+    out of a store. `tolerance`: see `compare`. Holds both sides in memory. Rewards are the recorded ones, or with
+    `scorer` that scorer's outcome scores, of two stores. A question is a prompt_id, else a group_id, else a rollout;
+    its score is the mean over its matched rollouts.
+
+    Raises ValueError where two segments of one side match, TypeError where a scorer is asked of what is no store,
+    NotFoundError where a side has no rollouts of its run, DuplicateError where a scorer scored one rollout twice.
     """
     if match is None:
         match = by_id if not (isinstance(a, Rollout) and isinstance(b, Rollout)) else _segment
     before, after = _keyed("a", a, match, run_a), _keyed("b", b, match, run_b)
     flips: list[Flip] = []
     decisions = flipped_all = 0
-    rewards_a, rewards_b = _rewards(before.values()), _rewards(after.values())
+    rewards_a, rewards_b = _rewards("a", a, before.values(), scorer), _rewards("b", b, after.values(), scorer)
     both = [key for key in before if key in after]
     for key in both:
         one, other = before[key], after[key]
@@ -160,6 +174,7 @@ def diff(
         flipped_all=flipped_all,
         earliest=min((first.position for first in firsts), default=None),
         flips=tuple(flips),
+        paired=_paired([(before[key], after[key]) for key in both], rewards_a, rewards_b),
     )
 
 
@@ -198,9 +213,41 @@ def _rollouts(source: Source) -> Iterable[Rollout]:
     return (rollout for batch in batches for rollout in from_table(pa.Table.from_batches([batch])))
 
 
-def _rewards(rollouts: Iterable[Rollout]) -> Mapping[str, float]:
-    """The reward of each rollout; it stands on the last segment alone."""
-    return {rollout.rollout_id: rollout.reward for rollout in rollouts if rollout.reward is not None}
+def _rewards(side: str, source: Source, rollouts: Iterable[Rollout], scorer: str | None) -> Mapping[str, float]:
+    """The score of each rollout; a reward stands on the last segment alone."""
+    if scorer is None:
+        return {rollout.rollout_id: rollout.reward for rollout in rollouts if rollout.reward is not None}
+    if isinstance(source, Rollout | Sequence):
+        raise TypeError(f"{side}: wanted a store to find the scores of {scorer!r} in, got rollouts")
+    found: dict[str, float] = {}
+    for batch in source.scan("scores"):
+        for row in batch.select([*OUTCOME, "rollout_id", "scorer", "status", "value"]).to_pylist():
+            whole = all(row[name] is None for name in OUTCOME)
+            if row["scorer"] != scorer or row["status"] != "scored" or not whole:
+                continue
+            if row["rollout_id"] in found:
+                raise DuplicateError(
+                    f"{side}: rollout {row['rollout_id']!r}: wanted one outcome score of {scorer!r}, got several"
+                )
+            found[row["rollout_id"]] = row["value"]
+    return found
+
+
+def _paired(
+    matched: Sequence[tuple[Rollout, Rollout]], rewards_a: Mapping[str, float], rewards_b: Mapping[str, float]
+) -> Paired | None:
+    """A rollout counts once, however many segments of it match."""
+    scores: dict[str, dict[tuple[str, str], tuple[float, float]]] = {}
+    for one, other in matched:
+        a, b = rewards_a.get(one.rollout_id), rewards_b.get(other.rollout_id)
+        if a is not None and b is not None:
+            question = one.prompt_id or one.group_id or one.rollout_id
+            scores.setdefault(question, {})[one.rollout_id, other.rollout_id] = (a, b)
+    sides = [
+        {question: fmean(pair[side] for pair in pairs.values()) for question, pairs in scores.items()}
+        for side in range(2)
+    ]
+    return paired(sides[0], sides[1])
 
 
 def _outcome(a: float | None, b: float | None) -> str:

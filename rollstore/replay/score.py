@@ -60,6 +60,19 @@ def score(
     return Scored(torch.cat([piece[0] for piece in pieces]), heads, torch.cat([piece[2] for piece in pieces]))
 
 
+class Segment(NamedTuple):
+    """What a model gives to one recorded segment. Nats; -inf outside the model's kept support."""
+
+    logprobs: NDArray[np.float32]
+    """[A]"""
+    head_logprobs: NDArray[np.float32] | None
+    """[H], at the recorded head ids; None without heads."""
+    entropies: NDArray[np.float32]
+    """[A]"""
+    token_logprobs: NDArray[np.float32]
+    """[T]: of an action as in `logprobs`, of an observation raw, since no sampler stands there; position 0 is NaN."""
+
+
 @torch.inference_mode()
 def score_rollouts(
     model: PreTrainedModel, rollouts: Sequence[Rollout], *, kind: str = "behavior"
@@ -74,12 +87,68 @@ def score_rollouts(
         return []
     actions = [np.flatnonzero(rollout.action_mask) for rollout in rollouts]
     row = np.repeat(np.arange(len(rollouts)), [len(at) for at in actions])
-    logits = _logits(
-        model,
-        [torch.from_numpy(np.asarray(rollout.tokens, dtype=np.int64)) for rollout in rollouts],
-        torch.from_numpy(row),
-        torch.from_numpy(np.concatenate(actions) - 1),
+    logits = _logits(model, _ids(rollouts), torch.from_numpy(row), torch.from_numpy(np.concatenate(actions) - 1))
+    return _scored(logits, rollouts, actions, kind)
+
+
+@torch.inference_mode()
+def score_segments(
+    model: PreTrainedModel, rollouts: Sequence[Rollout], *, kind: str = "behavior", packed: bool = False
+) -> list[Segment]:
+    """As `score_rollouts`, with the log-prob of every token, in one forward pass: padded on the right, or packed.
+
+    `packed` puts the segments behind one another in one row, with positions that start again at each; the model must
+    keep them apart by that, as `packs` finds out. Holds the logits of all tokens at once.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind: wanted one of {', '.join(KINDS)}, got {kind!r}")
+    if not rollouts:
+        return []
+    ids = _ids(rollouts)
+    lengths = [len(one) for one in ids]
+    row = torch.from_numpy(np.repeat(np.arange(len(ids)), [length - 1 for length in lengths]))
+    column = torch.cat([torch.arange(length - 1) for length in lengths])
+    logits = _packed_logits(model, ids) if packed else _logits(model, ids, row, column)
+    following = torch.cat([one[1:] for one in ids]).to(logits.device)
+    raw = _taken(logits, following).cpu().numpy()
+    starts = np.cumsum([0, *[length - 1 for length in lengths]])
+    actions = [np.flatnonzero(rollout.action_mask) for rollout in rollouts]
+    at = np.concatenate([start + own - 1 for start, own in zip(starts, actions, strict=False)])
+    found = _scored(logits[torch.from_numpy(at).to(logits.device)], rollouts, actions, kind)
+    out: list[Segment] = []
+    for index, (logprobs, heads, entropies) in enumerate(found):
+        every = np.concatenate([[np.nan], raw[starts[index] : starts[index + 1]]]).astype(np.float32)
+        every[actions[index]] = logprobs
+        out.append(Segment(logprobs, heads, entropies, every))
+    return out
+
+
+def packs(model: PreTrainedModel, rollouts: Sequence[Rollout], *, tolerance: float = 0.02) -> bool:
+    """Whether the model keeps packed segments apart: scored packed, two segments are what they are when padded."""
+    first = rollouts[:2]
+    pairs = zip(
+        score_segments(model, first, kind="raw", packed=True), score_segments(model, first, kind="raw"), strict=True
     )
+    return all(bool((np.abs(a.token_logprobs - b.token_logprobs)[1:] <= tolerance).all()) for a, b in pairs)
+
+
+def _ids(rollouts: Sequence[Rollout]) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.asarray(rollout.tokens, dtype=np.int64)) for rollout in rollouts]
+
+
+def _taken(logits: torch.Tensor, tokens: torch.Tensor, at_once: int = 512) -> torch.Tensor:
+    """Raw log-probs [n] of tokens [n] under logits [n, V], in float32, a few rows at a time."""
+    pieces = [
+        log_probs(logits[top : top + at_once].float()).gather(-1, tokens[top : top + at_once, None])[:, 0]
+        for top in range(0, len(tokens), at_once)
+    ]
+    return torch.cat(pieces) if pieces else logits.new_zeros(0)
+
+
+def _scored(
+    logits: torch.Tensor, rollouts: Sequence[Rollout], actions: Sequence[NDArray[np.int64]], kind: str
+) -> list[tuple[NDArray[np.float32], NDArray[np.float32] | None, NDArray[np.float32]]]:
+    """From the logits [A, V] that predict each action."""
     settings = [one for rollout, at in zip(rollouts, actions, strict=True) for one in _settings(rollout, at, kind)]
     logprobs = log_probs(process_rows(logits, settings)) if settings else logits
     spread = entropy(logprobs).cpu().numpy()
@@ -91,6 +160,17 @@ def score_rollouts(
         out.append((taken, _at_heads(own, rollout), spread[start : start + len(at)]))
         start += len(at)
     return out
+
+
+@torch.inference_mode()
+def token_logprobs(model: PreTrainedModel, sequences: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
+    """Raw log-probs [T - 1] of each sequence's tokens given those before, in one forward pass, padded on the right."""
+    rows = [torch.from_numpy(np.asarray(one, dtype=np.int64)) for one in sequences]
+    lengths = [len(one) - 1 for one in rows]
+    row = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
+    logits = _logits(model, rows, row, torch.cat([torch.arange(length) for length in lengths]))
+    taken = _taken(logits, torch.cat([one[1:] for one in rows]).to(logits.device)).cpu().numpy()
+    return np.split(taken, np.cumsum(lengths)[:-1])
 
 
 @torch.inference_mode()
@@ -115,6 +195,17 @@ def _logits(
         # Most of a prompt is never asked for, and a row of logits is as wide as the vocabulary.
         options["logits_to_keep"], column = column.unique(return_inverse=True)
     return model(input_ids=tokens, attention_mask=mask, use_cache=False, **options).logits[row, column]
+
+
+def _packed_logits(model: PreTrainedModel, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Logits [sum of (length - 1), V] that predict each row's tokens but its first, all rows in one."""
+    tokens = torch.cat(list(rows))[None].to(model.device)
+    positions = torch.cat([torch.arange(len(row)) for row in rows])[None].to(model.device)
+    logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[0]
+    last = torch.cumsum(torch.tensor([len(row) for row in rows]), 0) - 1
+    inner = torch.ones(len(logits), dtype=torch.bool)
+    inner[last] = False
+    return logits[inner.to(logits.device)]
 
 
 def _piece(

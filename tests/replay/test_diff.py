@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
-from rollstore.replay import by_draw, diff
-from rollstore.schema import Rollout
+from rollstore.replay import by_draw, diff, noise
+from rollstore.replay.draw import draw, joined
+from rollstore.replay.transform import Settings
+from rollstore.schema import Rollout, Sampler
 
 Record = Callable[..., Rollout]
 
@@ -96,3 +99,37 @@ def test_a_report_tells_the_counts_and_is_plain_data(run: list[Rollout]) -> None
     assert lines[0] == "4 of 4 segments changed (100.0%); only in a 0, only in b 0"
     assert lines[-1] == "and 3 more"
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["flips"][0]["a"] == "r0"
+
+
+def test_a_flip_under_one_noise_is_told_with_both_checkpoints_preferences() -> None:
+    """Both prefer b; by 2.1 the noise still draws a, by 2.75 it draws b."""
+    gap = next(
+        (sample, float(pair[0] - pair[1]))
+        for sample in range(1000)
+        for pair in noise.gumbel(key=5, sample=sample, positions=2, vocab_size=2)
+        if 2.3 < pair[0] - pair[1] < 2.5
+    )
+
+    def drawn(version: int, preference: float) -> Rollout:
+        logits = torch.tensor([[0.0, preference]])
+        where: dict[str, Any] = {"keys": [5], "samples": [gap[0]], "segments": [0], "positions": [2], "head_size": 2}
+        choice = draw(logits, [Settings()], **where)[0]
+        return Rollout(
+            rollout_id="r", tokens=[7, 8, choice.token], action_mask=[False, False, True],
+            logprobs=[choice.logprob], logprob_kind="behavior", head_kind="behavior", weight_versions=[version],
+            heads=joined([choice.head], 2), samplers=(Sampler(temperature=1.0),), replay_key=5,
+            replay_sample=gap[0], noise=noise.RECIPE, reward=float(choice.token == 1),
+        )  # fmt: skip
+
+    found = diff(drawn(0, 2.1), drawn(1, 2.75))
+    (flip,) = found.flips
+    first = flip.comparison.first
+    assert first is not None
+    assert (first.token_a, first.token_b, first.position) == (0, 1, 2)
+    assert (first.margin_a, first.margin_b) == (pytest.approx(2.1), pytest.approx(2.75))
+    assert first.noise_gap == pytest.approx(gap[1])
+    assert (first.noised_margin_a, first.noised_margin_b) == (pytest.approx(2.1 - gap[1]), pytest.approx(2.75 - gap[1]))
+    assert (first.verdict, first.contradicted, flip.outcome) == ("real", False, "better")
+    assert (found.flipped_first, found.flipped_all) == (1, 1)
+    weights = next(one for one in flip.comparison.explanations if one.name == "weights")
+    assert weights.status == "possible"

@@ -9,6 +9,7 @@ import pytest
 
 from examples import smollm2
 from rollstore.replay import replay
+from rollstore.replay.generate import generate as forking
 from rollstore.replay.samplers.transformers import generate
 from rollstore.schema import Rollout, Sampler, Span
 from tests.replay.keyed_records import Memory, joined_heads, known
@@ -61,3 +62,23 @@ def test_tokens_drawn_in_one_batch_are_drawn_again_alone(loaded: tuple[Any, Any]
         found = replay(Memory(rollout), "r", model)
         assert found.identical
         assert found.segments[0].max_logprob_difference < 1e-3  # type: ignore[operator]
+
+
+def test_a_hundred_of_a_hundred_are_drawn_again_to_the_bit_at_a_fixed_batch_shape(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    prompts = [tokenizer.encode(f"{number} plus {number + 3} is") for number in range(10)]
+    options: dict[str, Any] = {
+        "sampler": Sampler(temperature=1.0, top_k=50), "max_new_tokens": 2, "rows": 2,
+    }  # fmt: skip
+    drawn = forking(model, prompts, 7, samples=10, **options)
+    again = [
+        (turn, forking(model, [prompt], 7, samples=[[turn.sample]], **options).groups[0].turns[0])
+        for prompt, group in zip(prompts, drawn.groups, strict=True)
+        for turn in group.turns
+    ]
+    identical = sum(turn.tokens.tolist() == alone.tokens.tolist() for turn, alone in again)
+    assert (identical, len(again)) == (100, 100)
+    assert all(turn.logprobs.tobytes() == alone.logprobs.tobytes() for turn, alone in again)
+    assert any(fork.position > len(prompts[0]) for fork in drawn.groups[0].forks)
+    assert drawn.savings.forward_saved is not None
+    assert drawn.savings.forward_saved > 0.3  # the prompts ran once for ten samples
