@@ -46,10 +46,10 @@ def conversation(
     parts: list[list[Reply]] = []
     tokens = np.zeros(0, np.int64)
     for reply in replies:
-        if not parts or _common(reply.prompt, tokens) < len(tokens):
+        if not parts or not extends(reply.prompt, tokens):
             parts.append([])
         parts[-1].append(reply)
-        tokens = np.concatenate([reply.prompt, reply.tokens])
+        tokens = after(reply)
     identity = uuid7() if rollout_id is None else rollout_id
     final = {name: fields.pop(name) for name in ON_LAST if name in fields}
     made: list[Rollout] = []
@@ -61,8 +61,25 @@ def conversation(
             own.update(ending="continued", ending_reason=None)
             if "reward" in final or "reward_status" in final:
                 own["reward_status"] = "on_final_segment"
-        made.append(_segment(members, identity, prompt_role, turn_role, own))
+        made.append(segment(members, rollout_id=identity, prompt_role=prompt_role, turn_role=turn_role, **own))
     return made
+
+
+def after(reply: Reply) -> Ints:
+    """int64 [P + A]: the tokens that the next prompt would have to extend."""
+    return np.concatenate([reply.prompt, reply.tokens])
+
+
+def extends(prompt: Ints, tokens: Ints) -> bool:
+    """Whether a prompt begins with the tokens so far, id by id."""
+    return common(prompt, tokens) == len(tokens)
+
+
+def common(one: Ints, other: Ints) -> int:
+    """Length of the common prefix."""
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length
 
 
 def act(recorder: Any, reply: Reply, **span: Any) -> None:
@@ -70,7 +87,7 @@ def act(recorder: Any, reply: Reply, **span: Any) -> None:
 
     Raises ValueError when the recorder's tokens are not the reply's prompt.
     """
-    same = _common(recorder.tokens, reply.prompt)
+    same = common(recorder.tokens, reply.prompt)
     if not len(recorder.tokens) == len(reply.prompt) == same:
         raise ValueError(
             f"act: wanted the {len(reply.prompt)} tokens of the request's prompt observed, got {len(recorder.tokens)} "
@@ -96,23 +113,16 @@ def act(recorder: Any, reply: Reply, **span: Any) -> None:
         )
 
 
-def _common(one: Ints, other: Ints) -> int:
-    """Length of the common prefix."""
-    length = min(len(one), len(other))
-    differs = np.flatnonzero(one[:length] != other[:length])
-    return int(differs[0]) if len(differs) else length
-
-
 def _cut(values: Known | None, first: int, last: int) -> Known | None:
     return None if values is None else Known(values.values[first:last], values.known[first:last])
 
 
-def _segment(
-    replies: Sequence[Reply], rollout_id: str, prompt_role: str, turn_role: str, fields: dict[str, Any]
+def segment(
+    replies: Sequence[Reply], *, rollout_id: str, prompt_role: str = "prompt", turn_role: str = "user", **fields: Any
 ) -> Rollout:
-    """Replies that extend one another as one row."""
+    """Replies that extend one another as one row. `fields` are columns of it, and win over what the replies say."""
     last = replies[-1]
-    tokens = np.concatenate([last.prompt, last.tokens])
+    tokens = after(last)
     mask = np.zeros(len(tokens), bool)
     samplers: list[Sampler] = []
     spans: list[Span] = []
@@ -128,7 +138,7 @@ def _segment(
         drawn += len(reply.tokens)
     counts = [len(reply.tokens) for reply in replies]
     row: dict[str, Any] = {
-        **last.row,
+        **{name: value for reply in replies for name, value in reply.row.items()},  # the last word of each
         **kinds,
         "ending": last.ending,
         "ending_reason": last.ending_reason,
@@ -205,6 +215,8 @@ def _stretches(reply: Reply) -> Iterator[tuple[int, int, dict[str, Any]]]:
             "preemptions": reply.preemptions,
             "engine_finish": reply.engine_finish,
             "api_finish": reply.api_finish,
+            "started_at": reply.started_at,
+            "finished_at": reply.finished_at,
         }
         yield stretch.start, stretch.end, fields
 

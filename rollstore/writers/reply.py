@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,9 @@ class Reply:
     api_finish: str | None = None
     ending: str = "unknown"
     ending_reason: str | None = None
+    started_at: datetime | None = None
+    """When the request was sent, by the clock of whoever recorded it."""
+    finished_at: datetime | None = None
     flags: tuple[Flag, ...] = ()
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further columns of the row: engine, policy, group_id, sample_index, requested_at, ..."""

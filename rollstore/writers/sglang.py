@@ -8,6 +8,7 @@ log-prob, with the support that was kept. A seed is heeded only by a server with
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,9 +152,9 @@ def replies(
     known_server = server or Server()
     loaded: Any = msgspec.json.decode(reply) if isinstance(reply, bytes | str) else reply
     several = [loaded] if isinstance(loaded, Mapping) else list(loaded)
-    group = uuid7()
+    groups: defaultdict[int, str] = defaultdict(uuid7)  # one for each prompt
     return [
-        _reply(msgspec.convert(one, Body), n, len(several), request, known_server, number, cache_state, group)
+        _reply(msgspec.convert(one, Body), n, len(several), request, known_server, number, cache_state, groups)
         for n, one in enumerate(several)
     ]
 
@@ -180,7 +181,7 @@ def _reply(
     server: Server,
     number: Number,
     cache_state: str,
-    group: str,
+    groups: Mapping[int, str],
 ) -> Reply:
     meta, params = body.meta_info, request.get("sampling_params") or {}
     several: Any = params if isinstance(params, Sequence) else [params] * outputs
@@ -201,7 +202,7 @@ def _reply(
     )
     row: dict[str, Any] = {"engine": server.engine, "policy": server.policy}
     if samples > 1:
-        row.update(group_id=group, group_size=samples, sample_index=place % samples)
+        row.update(group_id=groups[place // samples], group_size=samples, sample_index=place % samples)
     return Reply(
         prompt=prompt,
         tokens=tokens,

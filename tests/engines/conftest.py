@@ -39,6 +39,11 @@ def raw(folder: str) -> Any:
 
 
 @pytest.fixture(scope="session")
+def narrow(folder: str) -> Any:
+    return load(folder, "processed_logprobs", dtype="bfloat16")
+
+
+@pytest.fixture(scope="session")
 def teacher() -> Any:
     """The checkpoint in transformers, float32."""
     return smollm2.load()[0]

@@ -12,6 +12,7 @@ from rollstore import Rollout
 from rollstore.replay.score import score_rollouts
 from rollstore.usable import Transform, usable_as_behavior
 from rollstore.writers import vllm
+from tests.engines.figures import differences, mean
 from tests.engines.settings import PROMPTS
 
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "max_tokens": 24, "logprobs": 5, "seed": 7}
@@ -35,18 +36,18 @@ def sampled(llm: Any, prompts: list[str] = PROMPTS, **settings: Any) -> list[Rol
     return kept.rows
 
 
-def differences(rollouts: list[Rollout], teacher: Any, kind: str) -> Any:
-    """|recorded - teacher-forced| of every action."""
-    scored = score_rollouts(teacher, rollouts, kind=kind)
-    return np.concatenate([abs(r.logprobs.values - own) for r, (own, _, _) in zip(rollouts, scored, strict=True)])
-
-
 def test_processed_log_probs_are_those_of_the_distribution_that_drew(processed: Any, teacher: Any) -> None:
     rollouts = sampled(processed)
     assert {rollout.logprob_kind for rollout in rollouts} == {"behavior"}
-    found = differences(rollouts, teacher, "behavior")
-    print(f"vLLM float32, processed: mean |d| {found.mean():.2g}, max {found.max():.2g} over {len(found)} tokens")
-    assert found.mean() < 1e-4
+    assert mean(differences(rollouts, teacher, "behavior"), "vLLM, float32, processed") < 1e-4
+
+
+def test_narrow_weights_move_them_and_the_filters_of_the_checkpoint_leave_out_what_was_drawn(
+    narrow: Any, teacher: Any
+) -> None:
+    rollouts = sampled(narrow)
+    assert {rollout.engine.numerics.weights for rollout in rollouts} == {"bfloat16"}
+    assert 1e-3 < mean(differences(rollouts, teacher, "behavior"), "vLLM, bfloat16, processed") < 0.3
 
 
 def test_heads_are_the_likeliest_tokens_of_that_distribution(processed: Any, teacher: Any) -> None:
@@ -62,9 +63,8 @@ def test_raw_log_probs_are_raw_and_mistaken_for_behavior_they_are_far_off(raw: A
     rollouts = sampled(raw)
     assert {rollout.logprob_kind for rollout in rollouts} == {"raw"}
     right, wrong = differences(rollouts, teacher, "raw"), differences(rollouts, teacher, "behavior")
-    print(f"vLLM float32, raw: mean |d| {right.mean():.2g} to raw, {wrong.mean():.2g} to behavior")
-    assert right.mean() < 1e-4
-    assert wrong.mean() > 0.05
+    assert mean(right, "vLLM, float32, raw, as raw") < 1e-4
+    assert mean(wrong, "the same, taken for behavior") > 0.05
     assert not usable_as_behavior("raw", rollouts[0].samplers[0], Transform(temperature=True, filters=True)).usable
 
 
@@ -80,7 +80,7 @@ def test_flat_and_listed_log_probs_give_one_record(processed: Any) -> None:
 def test_a_greedy_request_has_a_log_softmax_without_temperature(processed: Any, teacher: Any) -> None:
     rollouts = sampled(processed, temperature=0.0)
     assert {(r.logprob_kind, r.samplers[0].temperature, r.samplers[0].top_k) for r in rollouts} == {("raw", 0.0, 0)}
-    assert differences(rollouts, teacher, "raw").mean() < 1e-4
+    assert np.abs(differences(rollouts, teacher, "raw")).mean() < 1e-4
 
 
 def test_a_stop_string_cuts_no_token(processed: Any) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +13,7 @@ from rollstore import Rollout
 from rollstore.replay.score import score_rollouts
 from rollstore.schema import to_table
 from rollstore.writers import openai
+from tests.engines import serving
 from tests.engines.settings import PROMPTS
 
 IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
@@ -27,39 +23,9 @@ SERVER = openai.Server(logprob_kind="behavior", context=256)
 
 @pytest.fixture(scope="module")
 def server(folder: str) -> Iterator[httpx.Client]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "smol",
-        "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", "256",
-        "--logprobs-mode", "processed_logprobs", "--enable-scale-out",
-    ]  # fmt: skip
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    log: list[str] = []
-    settled = threading.Event()
-
-    def read(process: subprocess.Popen[str]) -> None:
-        """Take what the server writes, or it would wait for its pipe."""
-        for line in process.stdout or ():
-            log.append(line)
-            if "Application startup complete" in line:
-                settled.set()
-        settled.set()
-
-    with subprocess.Popen(
-        command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        reader = threading.Thread(target=read, args=(process,))
-        reader.start()
-        try:
-            settled.wait()
-            assert process.poll() is None, "".join(log[-20:])
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
-                yield client
-        finally:
-            process.terminate()
-            reader.join()
+    options = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
+    with serving.server(folder, *options, environment={"VLLM_SERVER_DEV_MODE": "1"}) as client:
+        yield client
 
 
 def posted(server: httpx.Client, path: str, request: dict[str, Any]) -> bytes:

@@ -107,6 +107,12 @@ def test_the_callers_columns_win() -> None:
     assert (made.policy, made.ending, made.group_id) == ("mine", "truncated", "g")
 
 
+def test_what_the_first_reply_says_of_its_group_holds_for_the_whole_and_the_last_word_counts() -> None:
+    first = replace(FIRST, row={"group_id": "g", "policy": "old"})
+    (made,) = conversation([first, reply([1, 2, 50, 51, 9, 3], [60], row={"policy": "new"})])
+    assert (made.group_id, made.policy) == ("g", "new")
+
+
 def test_no_reply_is_no_conversation() -> None:
     with pytest.raises(ValueError, match="at least one reply"):
         conversation([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -15,6 +16,8 @@ PUBLIC = {
     "sglang": ("rollouts", "Server"),
     "llamacpp": ("rollouts", "drawn"),
     "transformers": ("rollouts", "settings_of"),
+    "trl": ("record", "Sampling"),
+    "queued": ("Queued",),
 }
 
 
@@ -32,4 +35,4 @@ def test_the_python_on_the_page_compiles() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 6
     for block in blocks:
-        compile(block, "docs/engines.md", "exec")
+        compile(block, "docs/engines.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

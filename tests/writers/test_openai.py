@@ -219,6 +219,17 @@ def test_the_seeds_of_n_outputs_are_known_of_vllm_only(engine: str, seeds: list[
     assert chain == (("temperature", "min_p", "top_k", "top_p") if engine == "vllm" else None)
 
 
+def test_samples_of_one_prompt_are_a_group_and_those_of_another_prompt_another() -> None:
+    four = reply([7])
+    choice = four["choices"][0]
+    four["choices"] = [{**choice, "index": n, "prompt_token_ids": [n // 2]} for n in range(4)]
+    made = openai.rollouts(four, {"n": 2, "prompt": [[0], [1]]})
+    first, second = ({rollout.group_id for rollout in half} for half in (made[:2], made[2:]))
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert {rollout.group_size for rollout in made} == {2}
+
+
 # how it ended
 
 

@@ -185,4 +185,6 @@ def test_a_batch_has_a_prompt_and_samples_for_each_place() -> None:
     made = sglang.rollouts(body, request)
     assert [rollout.tokens.tolist() for rollout in made] == [[1, 7], [1, 8], [2, 9], [2, 10]]
     assert [rollout.sample_index for rollout in made] == [0, 1, 0, 1]
-    assert len({rollout.group_id for rollout in made[:2]}) == 1
+    first, second = ({rollout.group_id for rollout in half} for half in (made[:2], made[2:]))
+    assert len(first) == len(second) == 1
+    assert first != second

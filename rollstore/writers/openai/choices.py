@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,8 +108,9 @@ def replies(
     whole = body if isinstance(body, Body) else decode(body)
     if request.get("echo"):
         raise ValueError("openai: wanted drawn tokens, got a reply that echoes its prompt")
-    group = uuid7()
-    return [_reply(whole, choice, request, known, number, group) for choice in whole.choices]
+    groups: defaultdict[int, str] = defaultdict(uuid7)  # a group for each prompt
+    samples = (request.get("sampling_params") or request).get("n") or 1
+    return [_reply(whole, choice, request, known, number, groups[choice.index // samples]) for choice in whole.choices]
 
 
 def rollouts(

@@ -1,0 +1,129 @@
+"""What the gateway adds to a request, and hides in the reply again: ids and log-probs that the client did not ask for.
+
+Everything else keeps its bytes: values are moved as they stand in the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+PATHS = ("/chat/completions", "/inference/v1/generate", "/completions")
+"""How the paths of calls that are recorded end."""
+
+NULL = msgspec.Raw(b"null")
+TRUE = msgspec.Raw(b"true")
+
+Fields = dict[str, msgspec.Raw]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request as it goes to the engine. `hidden`: fields of the reply that the client did not ask for."""
+
+    body: bytes
+    hidden: frozenset[str]
+
+
+def asked(path: str, body: bytes, heads: int) -> Asked | None:
+    """The request with what the record needs asked for as well; None where it cannot be recorded as it is.
+
+    heads: so many of the likeliest tokens, unless the client asks for log-probs itself: then its own number stands, as
+    texts. A body that is no JSON object, a reply that echoes its prompt, and beams are left alone.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if _true(fields, "echo") or _true(fields, "use_beam_search"):
+        return None
+    if path.endswith("/generate"):
+        return _generate(fields, body, heads)
+    hidden: set[str] = set()
+    if not _true(fields, "return_token_ids"):
+        fields["return_token_ids"] = TRUE
+        hidden |= {"token_ids", "prompt_token_ids"}
+    chat = path.endswith(PATHS[0])
+    if not (_true(fields, "logprobs") or _true(fields, "top_logprobs") if chat else _given(fields, "logprobs")):
+        hidden.add("logprobs")
+        fields["logprobs"] = TRUE if chat else _number(heads)
+        if heads:
+            fields["return_tokens_as_token_ids"] = TRUE
+            if chat:
+                fields["top_logprobs"] = _number(heads)
+    return Asked(body=msgspec.json.encode(fields) if hidden else body, hidden=frozenset(hidden))
+
+
+def shown(reply: bytes, hidden: frozenset[str]) -> bytes:
+    """A reply, or one event of a stream, with the hidden fields null, as they are where nobody asks for them."""
+    if not hidden:
+        return reply
+    try:
+        top = msgspec.json.decode(reply, type=Fields)
+        choices = msgspec.json.decode(top["choices"], type=list[Fields])
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return reply  # an error, or something that is no reply
+    for fields in (top, *choices):
+        fields.update((name, NULL) for name in hidden if name in fields)
+    return msgspec.json.encode({**top, "choices": choices})
+
+
+class Events:
+    """Cuts a server-sent stream into its events as the bytes come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """The events that are whole by now, each with its blank line."""
+        self._rest += data
+        while True:
+            ends = [(at + len(mark)) for mark in (b"\n\n", b"\r\n\r\n") if (at := self._rest.find(mark)) >= 0]
+            if not ends:
+                return
+            event, self._rest = self._rest[: min(ends)], self._rest[min(ends) :]
+            yield event
+
+    def rest(self) -> bytes:
+        """What came behind the last blank line."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def payload(event: bytes) -> bytes:
+    """The data of an event; nothing of a comment."""
+    lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def shown_event(event: bytes, data: bytes, hidden: frozenset[str]) -> bytes:
+    """An event with the hidden fields of its data null. One without JSON keeps its bytes."""
+    visible = shown(data, hidden)
+    return event if visible is data else event.replace(data, visible, 1)
+
+
+def _generate(fields: Fields, body: bytes, heads: int) -> Asked | None:
+    """vLLM's `/inference/v1/generate`, which always sends ids."""
+    try:
+        params = msgspec.json.decode(fields.get("sampling_params", b"{}"), type=Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if _given(params, "logprobs"):
+        return Asked(body=body, hidden=frozenset())
+    wanted = {**fields, "sampling_params": {**params, "logprobs": _number(heads)}}
+    return Asked(body=msgspec.json.encode(wanted), hidden=frozenset({"logprobs"}))
+
+
+def _given(fields: Mapping[str, Any], name: str) -> bool:
+    return name in fields and bytes(fields[name]) != b"null"
+
+
+def _true(fields: Mapping[str, Any], name: str) -> bool:
+    return _given(fields, name) and bytes(fields[name]) not in (b"false", b"0")
+
+
+def _number(value: int) -> msgspec.Raw:
+    return msgspec.Raw(str(value).encode())

@@ -1,0 +1,79 @@
+"""What a client may say of its rollout that no engine knows: columns, in a header of a call or at the end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from rollstore.errors import SchemaError
+from rollstore.schema import Rollout, to_table
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
+Kind = Literal["behavior", "tempered", "raw", "unknown"]
+
+
+class Columns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Columns of the rollouts table, by their names."""
+
+    prompt_id: str | None = None
+    environment: str | None = None
+    group_id: str | None = None
+    group_size: Size | None = None
+    sample_index: Count | None = None
+    step: int | None = None
+    policy: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    context_policy: str | None = None
+    tokenizer_size: Size | None = None
+    vocab_size: Size | None = None
+    replay_key: Count | None = None
+    replay_sample: Count | None = None
+    noise: str | None = None
+    parent_rollout_id: str | None = None
+    parent_segment: Count | None = None
+    fork_position: Count | None = None
+    logprob_kind: Kind | None = None
+    head_kind: Kind | None = None
+    weight_version_min: int | None = None
+    weight_version_max: int | None = None
+    weight_version_source: Literal["start_end", "read_at_completion"] | None = None
+    tool_seconds: float | None = None
+    ending: Literal["terminated", "truncated", "aborted", "unknown"] | None = None
+    ending_reason: str | None = None
+    bootstrap: bool | None = None
+    reward: float | None = None
+    reward_status: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class Ended(Columns, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The same, with the rollout that is over."""
+
+    rollout_id: str
+
+
+def columns(text: bytes) -> dict[str, Any]:
+    """Columns of a call, from JSON. Raises ValueError on anything else."""
+    return _given(msgspec.json.decode(text, type=Columns))
+
+
+def ended(text: bytes) -> tuple[str, dict[str, Any]]:
+    """(rollout, columns of its end), from JSON. Raises ValueError where they do not fit one another."""
+    said = msgspec.json.decode(text, type=Ended)
+    fields = _given(said)
+    name = fields.pop("rollout_id")
+    try:
+        to_table(
+            [Rollout(rollout_id=name, tokens=np.zeros(2, np.int64), action_mask=np.array([False, True]), **fields)]
+        )
+    except SchemaError as error:
+        raise ValueError(str(error)) from None
+    return name, fields
+
+
+def _given(said: Columns) -> dict[str, Any]:
+    return {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not None}

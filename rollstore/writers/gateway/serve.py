@@ -1,0 +1,78 @@
+"""A gateway as a process: from the address of an engine and a store to a server that runs until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import uvicorn
+
+from rollstore.store.store import Store
+from rollstore.writers.gateway.conversations import Conversations
+from rollstore.writers.gateway.proxy import Gateway
+from rollstore.writers.openai import Server
+from rollstore.writers.queued import Queued
+
+SWITCH_SECONDS = 2e-4
+"""How long the recording thread may keep the interpreter from the one that passes calls on."""
+
+GRACE_SECONDS = 30
+"""Calls under way have so long to end when the gateway is told to stop; then they are recorded as cancelled."""
+
+
+def serve(
+    upstream: str,
+    store: Store,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8099,
+    run: str | None = None,
+    source: str | None = "gateway",
+    server: Server | None = None,
+    heads: int = 0,
+    idle_seconds: float = 600.0,
+    queue: int = 1024,
+    when_full: Literal["block", "fail"] = "block",
+    ready: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Listen until SIGINT or SIGTERM, end all conversations, write them, and return what happened (`Gateway.status`).
+
+    `ready` is called with the address once it can be connected to; port 0 takes a free one. Raises OSError where the
+    address is taken and WriteError where the last rows cannot be written.
+    """
+    writer = store.writer(run=run, source=source)
+    conversations = Conversations(writer, server=server, idle_seconds=idle_seconds)
+    recording = Queued(conversations, limit=queue, when_full=when_full)
+    gateway = Gateway(upstream, recording, conversations, heads=heads)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    config = uvicorn.Config(
+        gateway.application, lifespan="on", ws="none", access_log=False, log_level="warning", server_header=False,
+        date_header=False, timeout_graceful_shutdown=GRACE_SECONDS,
+    )  # fmt: skip
+    serving = uvicorn.Server(config)
+
+    def stop(*_: object) -> None:
+        """For a signal before uvicorn takes them over, and for those that it raises again once it has stopped."""
+        serving.should_exit = True
+
+    interval = sys.getswitchinterval()
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        with socket.socket(family, socket.SOCK_STREAM) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, port))
+            listening.listen(1024)
+            if ready is not None:
+                name = f"[{host}]" if family == socket.AF_INET6 else host
+                ready(f"http://{name}:{listening.getsockname()[1]}")
+            serving.run(sockets=[listening])
+    finally:
+        sys.setswitchinterval(interval)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        recording.close()
+    return gateway.status()
