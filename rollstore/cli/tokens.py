@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rollstore.cli.text import decode
+from rollstore.cli.trained import Trained
 from rollstore.schema import Known, Rollout, Span
 
 
@@ -17,7 +19,8 @@ class Token:
     """One token of a segment. `logprob`, `weight_version` and `head_rank` are None for observations and unknowns.
 
     `head_rank`: place in the recorded head, 1 = most likely; None also where the head does not hold the token.
-    `trainable`: None for observations.
+    `trainable`: None for observations. What the trainer made of it is None for observations and where it is not stored:
+    `ratio` is exp(trainer_logprob - logprob), `weight` that of the loss.
     """
 
     position: int
@@ -30,6 +33,10 @@ class Token:
     logprob: float | None
     weight_version: int | None
     head_rank: int | None
+    trainer_logprob: float | None = None
+    ratio: float | None = None
+    advantage: float | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +58,14 @@ def texts(rollout: Rollout, tokenizer: str | None = None) -> list[str | None] | 
     return None if rollout.token_bytes is None else decode(rollout.token_bytes)
 
 
-def tokens(rollout: Rollout, texts: Sequence[str | None] | None = None) -> list[Token]:
+def tokens(rollout: Rollout, texts: Sequence[str | None] | None = None, beside: Trained | None = None) -> list[Token]:
     """Every token of a segment, in order. `texts` [T] are their texts, None where unknown."""
+    made = beside or Trained()
     mask = rollout.action_mask.tolist()
     count = len(mask)
     spans = _span_of_each(rollout.spans, count)
     action = (np.cumsum(rollout.action_mask) - 1).tolist()
-    logprobs, versions = _listed(rollout.logprobs), _listed(rollout.weight_versions)
+    logprobs, versions = _listed(rollout.logprobs) or [], _listed(rollout.weight_versions)
     trainable = None if rollout.trainable is None else rollout.trainable.tolist()
     ranks = head_ranks(rollout)
     found: list[Token] = []
@@ -75,8 +83,21 @@ def tokens(rollout: Rollout, texts: Sequence[str | None] | None = None) -> list[
                 logprob=logprobs[at] if is_action and logprobs else None,
                 weight_version=versions[at] if is_action and versions else None,
                 head_rank=ranks[at] if is_action and ranks else None,
+                **(_made(made, at, logprobs) if is_action else {}),
             )
         )
+    return found
+
+
+def _made(by: Trained, at: int, logprobs: list[Any]) -> dict[str, float | None]:
+    """What the trainer made of action number `at`; a list that is too short says nothing about the rest."""
+    lists = {"trainer_logprob": by.logprobs, "advantage": by.advantages, "weight": by.weights}
+    found = {name: one[at] if one is not None and at < len(one) else None for name, one in lists.items()}
+    ours, theirs = logprobs[at] if logprobs else None, found["trainer_logprob"]
+    if ours is not None and theirs is not None:
+        # Above 709 a double overflows; two impossible tokens have no ratio.
+        difference = theirs - ours
+        found["ratio"] = math.exp(difference) if difference < 709 else math.inf if difference > 0 else None
     return found
 
 
@@ -117,20 +138,22 @@ class Sums:
     """What the table adds up to.
 
     `roles`: for each role (tokens, actions, sum of the known log-probs). `counts`: the number of actions as each
-    recorded column has it; the record reconciles when they are all equal.
+    recorded column has it; the record reconciles when they are all equal. `trained`: sums of what the trainer made of
+    the actions, of the values that are known; empty where nothing is stored.
     """
 
     roles: dict[str, tuple[int, int, float]]
     counts: dict[str, int]
     logprobs_unknown: int
+    trained: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def reconciled(self) -> bool:
         return len(set(self.counts.values())) <= 1
 
 
-def sums(rollout: Rollout, of: Sequence[Token]) -> Sums:
-    """Totals by role, and the number of actions by every column that has one value for each."""
+def sums(rollout: Rollout, of: Sequence[Token], beside: Trained | None = None) -> Sums:
+    """Totals by role and of what the trainer made, and the number of actions as every column of actions has it."""
     roles: dict[str, tuple[int, int, float]] = {}
     for token in of:
         role = token.role or "(no role)"
@@ -149,8 +172,23 @@ def sums(rollout: Rollout, of: Sequence[Token]) -> Sums:
             counts["head_counts"] = len(heads.counts)
         elif heads.size:
             counts["heads"] = len(heads.tokens) // heads.size
+    made, trained = beside or Trained(), dict[str, float]()
+    for name, values in (
+        ("trainer log-probs", made.logprobs), ("advantages", made.advantages), ("loss weights", made.weights),
+    ):  # fmt: skip
+        if values is not None:
+            counts[name] = len(values)
+            trained[name] = _total(values)
+    if made.advantages is not None and made.weights is not None:
+        trained["weight x advantage"] = _total(
+            [None if a is None or w is None else a * w for a, w in zip(made.advantages, made.weights, strict=False)]
+        )
     unknown = sum(token.is_action and token.logprob is None for token in of)
-    return Sums(roles=roles, counts=counts, logprobs_unknown=unknown)
+    return Sums(roles=roles, counts=counts, logprobs_unknown=unknown, trained=trained)
+
+
+def _total(values: Sequence[float | None]) -> float:
+    return sum(value for value in values if value is not None)
 
 
 def _listed(column: Known | None) -> list[Any] | None:

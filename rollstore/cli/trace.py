@@ -9,15 +9,16 @@ from rich.text import Text
 
 from rollstore.cli.text import append, visible
 from rollstore.cli.tokens import Sums, Token
+from rollstore.cli.trained import Trained
 
 _LONGEST_ROLE = 12
 _LINES_AT_ONCE = 500
 
 
-def trace(console: Console, tokens: Sequence[Token], total: Sums) -> None:
+def trace(console: Console, tokens: Sequence[Token], total: Sums, beside: Trained | None = None) -> None:
     """Print the table of one segment. The text stands last, so that nothing has to be cut for a program.
 
-    `held` under `act`: drawn, but not to be trained on.
+    `held` under `act`: drawn, but not to be trained on. What the trainer made has columns where something is stored.
     """
     widths = {
         "position": max(3, len(str(len(tokens)))),
@@ -25,17 +26,26 @@ def trace(console: Console, tokens: Sequence[Token], total: Sums) -> None:
         "role": max([4, *(min(_LONGEST_ROLE, len(visible(token.role or ""))) for token in tokens)]),
         "version": max([7, *(len(str(token.weight_version)) for token in tokens)]),
     }
+    made = any(token.trainer_logprob is not None for token in tokens)
+    used = any(token.advantage is not None or token.weight is not None for token in tokens)
     head = (
         f"{'pos':>{widths['position']}}  {'token':>{widths['token']}}  {'role':<{widths['role']}}  act   "
-        f"{'log-prob':>9}  {'version':>{widths['version']}}  rank  text"
+        f"{'log-prob':>9}  "
+        + (f"{'trainer':>9}  {'ratio':>7}  " if made else "")
+        + f"{'version':>{widths['version']}}  rank  "
+        + (f"{'advantage':>9}  {'weight':>6}  " if used else "")
+        + "text"
     )
     _line(console, Text(head, style="bold"))
     for start in range(0, len(tokens), _LINES_AT_ONCE):  # one print costs more than one line
-        _line(console, Text("\n").join(_row(token, widths) for token in tokens[start : start + _LINES_AT_ONCE]))
+        some = tokens[start : start + _LINES_AT_ONCE]
+        _line(console, Text("\n").join(_row(token, widths, made=made, used=used) for token in some))
     _footer(console, total)
+    for told in (*beside.sources, *beside.choices) if beside else ():
+        _line(console, Text(visible(told), style="dim"))
 
 
-def _row(token: Token, widths: dict[str, int]) -> Text:
+def _row(token: Token, widths: dict[str, int], *, made: bool, used: bool) -> Text:
     role = visible(token.role or "–")
     role = role if len(role) <= _LONGEST_ROLE else role[: _LONGEST_ROLE - 1] + "…"
     act = "–" if not token.is_action else "yes" if token.trainable else "held"
@@ -43,14 +53,24 @@ def _row(token: Token, widths: dict[str, int]) -> Text:
     version = "" if not token.is_action else "unknown" if token.weight_version is None else str(token.weight_version)
     rank = "" if not token.is_action else "–" if token.head_rank is None else str(token.head_rank)
     line = Text(style="" if token.is_action else "dim")
+    trainer = (
+        f"{_number(token, token.trainer_logprob, '.4f'):>9}  {_number(token, token.ratio, '.4g'):>7}  " if made else ""
+    )
+    use = f"{_number(token, token.advantage, '.4f'):>9}  {_number(token, token.weight, '.4g'):>6}  " if used else ""
     line.append(
         f"{token.position:>{widths['position']}}  {token.token:>{widths['token']}}  {role:<{widths['role']}}  "
-        f"{act:<4}  {logprob:>9}  {version:>{widths['version']}}  {rank:>4}  "
+        f"{act:<4}  {logprob:>9}  {trainer}{version:>{widths['version']}}  {rank:>4}  {use}"
     )
     if token.text is not None:
         append(line, f"'{token.text}'", "green" if token.is_action else "")
     line.rstrip()
     return line
+
+
+def _number(token: Token, value: float | None, form: str) -> str:
+    if not token.is_action:
+        return ""
+    return "–" if value is None else format(value, form)
 
 
 def _footer(console: Console, total: Sums) -> None:
@@ -64,6 +84,8 @@ def _footer(console: Console, total: Sums) -> None:
     _line(console, Text(f"{'total':<{width}}  {counts[0]:>8}  {counts[1]:>8}  {counts[2]:>11.4f}", style="bold"))
     if total.logprobs_unknown:
         _line(console, Text(f"actions without a log-prob, not in the sum: {total.logprobs_unknown}", style="yellow"))
+    if total.trained:
+        _line(console, Text(" · ".join(f"Σ {name} {value:.4f}" for name, value in total.trained.items())))
     found = " · ".join(f"{name} {count}" for name, count in total.counts.items())
     if total.reconciled:
         _line(console, Text(f"actions reconcile: {found}", style="green"))
