@@ -34,13 +34,41 @@ def parse(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def upgrade(table: pa.Table, version: str, of: Table) -> pa.Table:
-    """A table of schema `version` as one of this library's. Raises VersionError on a version it cannot read."""
+def is_older(version: str) -> bool:
+    """Whether rows of a version are read through an upgrade: it is older than this library's by a major number."""
+    return parse(version)[0] < parse(VERSION)[0]
+
+
+def check(version: str, where: str = "schema version") -> None:
+    """Raises VersionError unless rows of a version can be read: newer by a major number, or nothing upgrades it."""
     major, wanted = parse(version)[0], parse(VERSION)[0]
     if major > wanted:
-        raise VersionError(f"schema version: wanted {wanted}.x or older, got {version}: a newer rollstore wrote this")
-    for step in range(major, wanted):
-        if step not in UPGRADES:
-            raise VersionError(f"schema version: wanted {wanted}.x, got {version}, which nothing upgrades")
+        raise VersionError(f"{where}: wanted {wanted}.x or older, got {version}: a newer rollstore wrote this")
+    if any(step not in UPGRADES for step in range(major, wanted)):
+        raise VersionError(f"{where}: wanted {wanted}.x, got {version}, which nothing upgrades")
+
+
+def is_newer(version: str) -> bool:
+    """Whether a version is newer than this library's: it may have columns and words that are not known here."""
+    return parse(version) > parse(VERSION)
+
+
+def widened(known: pa.DataType, held: pa.DataType) -> pa.DataType:
+    """A known type with the struct children that `held`, of a newer minor version, has more, behind its own."""
+    t = pa.types
+    if t.is_list(known) and t.is_list(held):
+        return pa.list_(known.value_field.with_type(widened(known.value_type, held.value_type)))
+    if not (t.is_struct(known) and t.is_struct(held)):
+        return known
+    names = {field.name for field in known}
+    children = {field.name: field for field in held}
+    own = [f.with_type(widened(f.type, children[f.name].type)) if f.name in children else f for f in known]
+    return pa.struct([*own, *(field for field in held if field.name not in names)])
+
+
+def upgrade(table: pa.Table, version: str, of: Table) -> pa.Table:
+    """A table of schema `version` as one of this library's. Raises VersionError on a version it cannot read."""
+    check(version)
+    for step in range(parse(version)[0], parse(VERSION)[0]):
         table = UPGRADES[step](table, of.name)
     return fitting.conform(table, of, unknown="keep")
