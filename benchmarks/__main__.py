@@ -1,184 +1,140 @@
-"""Measure this library beside what people use instead: `python -m benchmarks [--tokens N] [--json FILE]`.
+"""Measure this library beside what people use instead: `make bench`, or `python -m benchmarks [CASE ...]`.
 
-Every case runs its contestants in one process, in turn (A B A B ...), on the same rows. Shown are medians with the
-extremes, and ratios to ours; on a shared machine only the ratios count.
+Every case runs its contestants in one process, in turn (A B A B ...), on the same rows, and shows medians of at least
+five runs with the extremes, ours first. On a machine that others use, only the ratios count. What is measured, how and
+against which mark stands in docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
-import pickle
-import statistics
-import subprocess
+import platform
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import zstandard
 from rich.console import Console
 from rich.table import Table
 
 import rollstore
-from benchmarks.data import rollouts
-from rollstore import Rollout
-from rollstore.schema import to_table
+from benchmarks.contest import OURS, Result
+from benchmarks.settings import SIZES, Settings
 
-BATCH = 32
-"""Rollouts of one append, as an engine delivers them."""
-
-Contestants = dict[str, Callable[[Path], None]]
-
-
-def interleaved(contestants: Contestants, runs: int) -> dict[str, list[float]]:
-    """Seconds of each run of each contestant, one after the other within a round; the first round does not count."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(runs + 1):
-        for name, run in contestants.items():
-            with tempfile.TemporaryDirectory() as folder:
-                began = time.perf_counter()
-                run(Path(folder))
-                if number:
-                    times[name].append(time.perf_counter() - began)
-    return times
+CASES = (
+    "write", "tax", "size", "load", "get", "sql", "many_writers", "open", "noise", "from_hidden_states", "imports",
+)  # fmt: skip
+LIBRARIES = (
+    "pyarrow", "numpy", "msgspec", "zstandard", "duckdb", "polars", "torch", "pylance", "deltalake", "datasets",
+    "litdata", "mosaicml-streaming",
+)  # fmt: skip
+RESULTS = Path(__file__).parent / "results"
 
 
-def chunks(rows: list[Rollout]) -> list[list[Rollout]]:
-    return [rows[n : n + BATCH] for n in range(0, len(rows), BATCH)]
+def results_of(case: str, settings: Settings) -> Iterator[Result]:
+    found: Callable[[Settings], Iterator[Result]] = importlib.import_module(f"benchmarks.{case}").results
+    return found(settings)
 
 
-def plain(row: Rollout) -> dict[str, Any]:
-    """What people put into a JSON line."""
-    logprobs = row.logprobs.values if row.logprobs is not None else np.zeros(0)
-    return {
-        "rollout_id": row.rollout_id, "group_id": row.group_id, "step": row.step, "reward": row.reward,
-        "tokens": row.tokens.tolist(), "action_mask": row.action_mask.tolist(), "logprobs": logprobs.tolist(),
-        "weight_version": row.step, "temperature": 1.0, "ending": row.ending,
-    }  # fmt: skip
+def versions() -> dict[str, str | None]:
+    """Of every library that takes part; None where it is not installed."""
+    found: dict[str, str | None] = {"rollstore": rollstore.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
-def writing(rows: list[Rollout]) -> Contestants:
-    """Append in batches, flush each so that it survives the process; the peers write the same batches."""
-
-    def ours(folder: Path) -> None:
-        with rollstore.open(folder / "store", create=True).writer() as writer:
-            for batch in chunks(rows):
-                writer.append(batch)
-                writer.flush()
-
-    def jsonl(folder: Path) -> None:
-        encoder = msgspec.json.Encoder()
-        with (folder / "rows.jsonl").open("wb") as file:
-            for batch in chunks(rows):
-                file.write(encoder.encode_lines([plain(row) for row in batch]))
-                file.flush()
-
-    def jsonl_zst(folder: Path) -> None:
-        encoder, compressor = msgspec.json.Encoder(), zstandard.ZstdCompressor()
-        with (folder / "rows.jsonl.zst").open("wb") as file:
-            for batch in chunks(rows):
-                file.write(compressor.compress(encoder.encode_lines([plain(row) for row in batch])))
-                file.flush()
-
-    def parquet(folder: Path) -> None:
-        for number, batch in enumerate(chunks(rows)):
-            pq.write_table(to_table(batch), folder / f"{number}.parquet", compression="zstd")
-
-    def pickled(folder: Path) -> None:
-        for number, batch in enumerate(chunks(rows)):
-            (folder / str(number)).write_bytes(pickle.dumps([plain(row) for row in batch]))
-
-    return {"rollstore": ours, "jsonl": jsonl, "jsonl.zst": jsonl_zst, "parquet": parquet, "pickle": pickled}
+def rows_of(result: Result) -> Iterator[tuple[str, ...]]:
+    """A line for each contestant: median, extremes, both times as multiples of ours, its marks, how far off ours is."""
+    ours = result.middle(OURS)
+    cpu = result.details.get("cpu", {})
+    against: dict[str, list[tuple[str, float]]] = {}
+    for mark in result.marks:
+        off = result.off(mark)
+        if off is not None:
+            against.setdefault(off[0] or OURS, []).append((str(mark), off[1]))
+    for name, runs in result.runs.items():
+        marks = against.get(name, [])
+        yield (
+            name,
+            f"{result.middle(name):.4g}",
+            f"{min(runs):.4g}",
+            f"{max(runs):.4g}",
+            "" if name == OURS else f"{result.middle(name) / ours:.2f}",
+            f"{cpu[name] / cpu[OURS]:.2f}" if cpu.get(OURS) and name != OURS else "",
+            "\n".join(text for text, _ in marks),
+            "\n".join("met" if off <= 1 else f"{off:.1f}x off" for _, off in marks),
+        )
 
 
-def noise(rows: int = 4, vocabulary: int = 49_152) -> Contestants:
-    """Gumbel noise of [rows, vocabulary]; the peer draws exponentials, which is what an engine does per token."""
-    import torch
-
-    from rollstore.replay.noise import gumbel
-
-    generator = torch.Generator().manual_seed(0)
-    out = torch.empty(rows, vocabulary)
-
-    def ours(_: Path) -> None:
-        gumbel(key=1, sample=0, positions=np.arange(rows), vocab_size=vocabulary)
-
-    def exponential(_: Path) -> None:
-        out.exponential_(generator=generator)
-
-    return {"rollstore": ours, "torch exponential_": exponential}
+def shown(results: list[Result]) -> Table:
+    """One table of everything."""
+    table = Table("case", "contestant", "median", "min", "max", "/ ours", "CPU / ours", "mark on ours", "reached")
+    for result in results:
+        what = [f"{result.case} [dim]{result.unit}[/dim]", f"[dim]{result.size}[/dim]", *("" for _ in result.runs)]
+        for label, row in zip(what, rows_of(result), strict=False):
+            table.add_row(label, *row)
+        table.add_section()
+    return table
 
 
-def importing() -> Contestants:
-    """A fresh process each time."""
-
-    def run(code: str) -> Callable[[Path], None]:
-        return lambda _: subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ}) and None
-
-    return {"rollstore": run("import rollstore"), "pyarrow": run("import pyarrow")}
-
-
-def getting(rows: list[Rollout], folder: Path) -> Contestants:
-    """100 rollouts by id, of one sealed part; beside it pyarrow reading the whole part once."""
-    store = rollstore.open(folder / "get", create=True)
-    with store.writer() as writer:
-        writer.append(rows)
-    ids = [rows[int(n)].rollout_id for n in np.random.default_rng(0).integers(0, len(rows), 100)]
-    (part,) = store.parts("rollouts")
-
-    def ours(_: Path) -> None:
-        for rollout_id in ids:
-            store.get(rollout_id)
-
-    def whole(_: Path) -> None:
-        pa.ipc.open_file(part.path).read_all()
-
-    return {"rollstore": ours, "pyarrow reads it all once": whole}
+def as_json(result: Result) -> dict[str, Any]:
+    """The figures of one case, with what became of its marks."""
+    marks = [
+        {"mark": str(mark), "name": mark.name, "against": found[0] or None, "off": round(found[1], 3)}
+        for mark in result.marks
+        if (found := result.off(mark)) is not None
+    ]
+    runs = {name: [float(f"{value:.4g}") for value in values] for name, values in result.runs.items()}
+    return asdict(replace(result, marks=())) | {"runs": runs, "marks": marks}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=200_000, help="tokens of the data (1,000,000 is the small size)")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all without")
+    parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--runs", type=int, help="of each contestant; at least 5 for figures to quote")
+    parser.add_argument("--json", type=Path, help="where the figures go; without, a new file in benchmarks/results/")
     options = parser.parse_args()
-    console = Console()
-    rows = rollouts(options.tokens)
-    figures: dict[str, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        cases: dict[str, Contestants] = {
-            f"write, flush each of {len(chunks(rows))} batches": writing(rows),
-            "get 100 rollouts by id": getting(rows, Path(folder)),
-            "noise [4, 49152]": noise(),
-            "import": importing(),
-        }
-        for case, contestants in cases.items():
-            console.print(f"[dim]{case} ...[/dim]")
-            figures[case] = interleaved(contestants, options.runs)
-    table = Table("case", "what", "median ms", "min", "max", "x ours")
-    for case, times in figures.items():
-        ours = statistics.median(times["rollstore"])
-        for name, seconds in times.items():
-            middle = statistics.median(seconds)
-            row = (middle * 1e3, min(seconds) * 1e3, max(seconds) * 1e3)
-            table.add_row(case, name, *(f"{value:.2f}" for value in row), f"{middle / ours:.2f}")
-        table.add_section()
-    console.print(table)
-    versions = {
-        name: importlib.metadata.version(name) for name in ("pyarrow", "msgspec", "zstandard", "numpy", "torch")
-    }
-    console.print(f"rollstore {rollstore.__version__}, {versions}, {sum(len(r.tokens) for r in rows)} tokens")
-    if options.json:
-        options.json.write_text(json.dumps({"seconds": figures, "versions": versions}, indent=1), encoding="utf-8")
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"cases: wanted some of {', '.join(CASES)}, got {', '.join(sorted(unknown))}")
+    settings = SIZES[options.size] if options.runs is None else replace(SIZES[options.size], runs=options.runs)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    results: list[Result] = []
+    for case in options.cases or CASES:
+        began = time.perf_counter()
+        for result in results_of(case, settings):
+            results.append(result)
+            if sys.stdout.isatty():
+                console.print(f"[dim]{result.case}, {result.size}: done[/dim]")
+        console.print(f"[dim]{case}: {time.perf_counter() - began:.0f} s[/dim]")
+    console.print(shown(results))
+    for result in results:
+        for note in result.notes:
+            console.print(f"[dim]{result.case}, {result.size}: {note}[/dim]")
+    found = versions()
+    missing = [name for name, version in found.items() if version is None]
+    console.print(", ".join(f"{name} {version}" for name, version in found.items() if version))
+    if missing:
+        console.print(f"not installed, so not measured: {', '.join(missing)} (`make bench` installs them)")
+    now = datetime.now(UTC)
+    target = options.json or RESULTS / f"run-{now:%Y%m%dT%H%M%S}-{settings.name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "system": platform.system()}
+    document = {"at": now.isoformat(timespec="seconds"), "size": settings.name, "machine": machine, "versions": found}
+    document["results"] = [as_json(result) for result in results]
+    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    console.print(f"figures: {target}")
     return 0
 
 

@@ -1,12 +1,13 @@
 """What the losses cost: from hidden states against the whole matrix of logits, and against a model's forward pass.
 
-python -m benchmarks.losses                    # everything; about four minutes on two quiet cores
-python -m benchmarks.losses --actions 256      # the first table at a smaller size
-python -m benchmarks.losses --only objectives  # the second table
+python -m benchmarks.losses                    # everything; about six minutes on two quiet cores
+python -m benchmarks.losses --actions 256      # the first two tables at a smaller size
+python -m benchmarks.losses --only objectives  # the third table
 
 Memory is the high-water mark of the resident set above what the inputs took, each run in a process of its own
 (Linux). It holds the gradients. That of the output matrix, dW, is as large for everyone and larger than all else that
-`selected_logprobs` takes, so each case is also run with that matrix frozen. On a machine that others use look at the
+`selected_logprobs` takes, so each case is also run with that matrix frozen. Filters sort all logits, which takes the
+plain way ten times their memory: that case has an eighth of the actions. On a machine that others use look at the
 seconds of CPU.
 """
 
@@ -36,11 +37,13 @@ from examples import smollm2
 from rollstore import Heads, Rollout, Sampler
 from rollstore.batch import TokenBatch, collate
 from rollstore.losses import (
+    Recorded,
     cispo,
     dapo,
     dr_grpo,
     group_mean,
     gspo,
+    logprobs_of_logits,
     mis,
     ppo_clip,
     reference_kl,
@@ -96,18 +99,27 @@ def batch_of(actions: int, vocabulary: int, seed: int = 0) -> TokenBatch:
 # ---- from hidden states
 
 
-def chunked(batch: TokenBatch, hidden: Tensor, weight: Tensor, heads: bool) -> tuple[Tensor, Tensor | None]:
+def filters(actions: int) -> dict[str, Tensor]:
+    return {"top_k": torch.full((actions,), 50), "top_p": torch.full((actions,), 0.95)}
+
+
+def chunked(batch: TokenBatch, hidden: Tensor, weight: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
     drawn = batch.tokens[batch.action_index]
-    if not heads or batch.heads is None:
+    if kind == "filters":
+        return selected_logprobs(hidden, weight, drawn, **filters(len(hidden)))
+    if kind != "heads" or batch.heads is None:
         return selected_logprobs(hidden, weight, drawn)
     return selected_logprobs(hidden, weight, drawn, batch.heads.tokens, batch.heads.counts)
 
 
-def whole(batch: TokenBatch, hidden: Tensor, weight: Tensor, heads: bool) -> tuple[Tensor, Tensor | None]:
+def whole(batch: TokenBatch, hidden: Tensor, weight: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
     """The plain computation: all logits, their log-softmax, and a look at the entries that are wanted."""
+    if kind == "filters":
+        drawn = batch.tokens[batch.action_index]
+        return logprobs_of_logits(hidden @ weight.T, drawn, how=Recorded(**filters(len(hidden))))
     log_p = torch.log_softmax(hidden @ weight.T, -1)
     own = log_p.gather(-1, batch.tokens[batch.action_index][:, None]).squeeze(-1)
-    if not heads or batch.heads is None:
+    if kind != "heads" or batch.heads is None:
         return own, None
     return own, log_p.gather(-1, batch.heads.tokens.reshape(len(hidden), -1)).reshape(-1)
 
@@ -116,6 +128,7 @@ WAYS = {"rollstore": chunked, "plain [A, V]": whole}
 
 
 def ppo(batch: TokenBatch, own: Tensor, _: Tensor | None) -> Tensor:
+    # one that a filter took away has no anchor to divide by, and is left out
     return ppo_clip(replace(batch, anchor_logprobs=own.detach()), own, correction=tis(2.0))[0]
 
 
@@ -125,9 +138,10 @@ def centred(batch: TokenBatch, own: Tensor, at_head: Tensor | None) -> Tensor:
     return score_centering(batch, own, at_head)[0]
 
 
-OBJECTIVES: dict[str, tuple[Callable[[TokenBatch, Tensor, Tensor | None], Tensor], bool]] = {
-    "score centering": (centred, True),
-    "PPO": (ppo, False),
+OBJECTIVES: dict[str, tuple[Callable[[TokenBatch, Tensor, Tensor | None], Tensor], str]] = {
+    "score centering": (centred, "heads"),
+    "PPO": (ppo, "plain"),
+    "PPO, top-k and top-p": (ppo, "filters"),
 }
 
 
@@ -138,7 +152,7 @@ def resident() -> int:
 
 def measure(way: str, objective: str, actions: int, runs: int, frozen: bool) -> dict[str, Any]:
     """Peak bytes above the inputs; seconds, and those of all cores, of each run, after the first if there are more."""
-    call, heads = OBJECTIVES[objective]
+    call, kind = OBJECTIVES[objective]
     batch = batch_of(actions, VOCABULARY)
     generator = torch.Generator().manual_seed(0)
     weight = torch.empty(VOCABULARY, WIDTH).normal_(0, 0.02, generator=generator).requires_grad_(not frozen)
@@ -147,12 +161,12 @@ def measure(way: str, objective: str, actions: int, runs: int, frozen: bool) -> 
     def step() -> tuple[float, float]:
         hidden.grad = weight.grad = None
         began, spent = time.perf_counter(), time.process_time()
-        call(batch, *WAYS[way](batch, hidden, weight, heads)).backward()
+        call(batch, *WAYS[way](batch, hidden, weight, kind)).backward()
         return time.perf_counter() - began, time.process_time() - spent
 
     # torch's threads and kernels take their memory at first use, which is no part of this
     small, few = torch.zeros(8, 8, requires_grad=True), batch_of(8, 8)
-    call(few, *WAYS[way](few, small, torch.zeros(8, 8, requires_grad=True), heads)).backward()
+    call(few, *WAYS[way](few, small, torch.zeros(8, 8, requires_grad=True), kind)).backward()
     before = resident()
     times = [step() for _ in range(runs)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
@@ -160,13 +174,13 @@ def measure(way: str, objective: str, actions: int, runs: int, frozen: bool) -> 
     return {"peak": peak, "seconds": seconds, "cpu": cpu}
 
 
-def from_hidden_states(actions: int, runs: int) -> dict[str, Any]:
+def from_hidden_states(objectives: list[str], actions: int, runs: int) -> dict[str, Any]:
     """Each objective, way, and whether the output matrix learns, in a process of its own, one after the other."""
     found: dict[str, Any] = {}
     table = Table("objective", "output matrix", "way", "peak MiB", "x plain", "seconds", "x plain", "CPU", "x plain")
     gradient = WIDTH * VOCABULARY * 4 // MIB
     table.title = f"{actions:,} actions, width {WIDTH}, vocabulary {VOCABULARY:,}, float32; dW is {gradient} MiB"
-    for objective in OBJECTIVES:
+    for objective in objectives:
         for matrix in ("learns", "frozen"):
             for way in reversed(WAYS):
                 console.print(f"[dim]{objective}, {matrix}, {way} ...[/dim]")
@@ -244,11 +258,18 @@ def against_the_forward(runs: int) -> dict[str, list[float]]:
     return times
 
 
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"wanted a number of at least 1, got {text}")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--actions", type=int, default=2048)
-    parser.add_argument("--runs", type=int, default=3, help="the first does not count where there are more")
-    parser.add_argument("--only", choices=["hidden", "objectives"])
+    parser.add_argument("--actions", type=at_least_one, default=2048)
+    parser.add_argument("--runs", type=at_least_one, default=3, help="the first does not count where there are more")
+    parser.add_argument("--only", choices=["hidden", "filters", "objectives"])
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--measure", nargs=3, metavar=("WAY", "OBJECTIVE", "MATRIX"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -257,9 +278,12 @@ def main() -> int:
         print(json.dumps(measure(way, objective, options.actions, options.runs, matrix == "frozen")))
         return 0
     figures: dict[str, Any] = {}
-    if options.only != "objectives":
-        figures["hidden"] = from_hidden_states(options.actions, options.runs)
-    if options.only != "hidden":
+    *plain, filtered = OBJECTIVES
+    if options.only in (None, "hidden"):
+        figures["hidden"] = from_hidden_states(plain, options.actions, options.runs)
+    if options.only in (None, "filters"):
+        figures["filters"] = from_hidden_states([filtered], max(1, options.actions // 8), options.runs)
+    if options.only in (None, "objectives"):
         figures["objectives"] = against_the_forward(options.runs)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
