@@ -41,6 +41,10 @@ class WriteError(RollstoreError, OSError):
     """
 
 
+class RemoteError(StoreError, WriteError):
+    """A remote place refuses, or cannot be reached. What was acknowledged waits in the spool."""
+
+
 class DuplicateError(RollstoreError):
     """One (rollout_id, segment) is stored more than once with different content."""
 

@@ -18,9 +18,7 @@ from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
-from rollstore.store.statistics import guarantees
 
-_ALWAYS = pc.scalar(True)
 _checked: set[tuple[str, int, float]] = set()
 """(path, bytes, time of change) of the parts whose every byte this process has checked. Parts never change and names
 are never used again; size and time catch a file that was changed all the same."""
@@ -37,7 +35,7 @@ class Lease:
 def dataset(source: Snapshot | Lease, table: str) -> Rows:
     """All rows of a table, in the newest columns; those that a part or journal does not have are null.
 
-    Parts stay on disk and are left closed where their statistics rule out the filter. Rows still in journals are
+    Parts stay where they are and are left closed where their statistics rule out the filter. Rows still in journals are
     checked and held in memory. Raises CorruptionError, at once for journals and ends of parts, when scanned for the
     rest.
     """
@@ -47,49 +45,84 @@ def dataset(source: Snapshot | Lease, table: str) -> Rows:
 
 class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarrow has no types
     """The dataset of one table. Its scans check a part whole, once a process, before they open it, and hand on only
-    arrays that Arrow found valid: sums say nothing about who wrote the bytes."""
+    arrays that Arrow found valid: sums say nothing about who wrote the bytes.
+
+    Parts of a remote store are read by us, batch by batch and checked each time: Arrow would fetch them once more.
+    """
 
     def __init__(self, snapshot: Snapshot, table: str, lease: Lease | None) -> None:
         schema = snapshot.schema(table)
-        filesystem, format_ = pafs.LocalFileSystem(), ds.IpcFileFormat()
-        self._lease = lease
-        self._parts: dict[str, Part] = {}
-        fragments: list[ds.Fragment] = []
+        self.snapshot = snapshot
+        self._lease, self._table = lease, table
         others: list[Part | JournalView] = [*snapshot.views(table)]
+        self._near: set[str] = set()
+        self._far: set[str] = set()
+        newest: dict[int, bool] = {}  # parts opened through one file share their schema objects
         for part in snapshot.parts(table):
-            # Types of an older minor version are cast when read: Arrow's datasets do not fill in children of structs.
-            if isinstance(part.filesystem, LocalFilesystem) and _is_newest(part.schema, schema):
-                self._parts[part.path] = part
-                guarantee = _guarantee(part, schema)
-                fragments.append(format_.make_fragment(part.path, filesystem, partition_expression=guarantee))
+            if id(part.schema) not in newest:
+                newest[id(part.schema)] = not part.is_older and _is_newest(part.schema, schema)
+            if not isinstance(part.filesystem, LocalFilesystem):
+                self._far.add(part.name)
+            elif newest[id(part.schema)]:
+                self._near.add(part.name)
             else:
+                # Types of an older minor version are cast when read: Arrow does not fill in children of structs.
                 others.append(part)
-        self._files = ds.FileSystemDataset(fragments, schema, format_, filesystem)
         held = [fit(batch, schema, table) for other in others for batch in other.batches()]
-        # Made even where empty, so that the shape of the dataset does not depend on what happens to be in journals.
-        super().__init__(schema, [self._files, ds.dataset(pa.Table.from_batches(held, schema))])
+        self._held = ds.dataset(pa.Table.from_batches(held, schema))
+        super().__init__(schema, [self._held])
 
-    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> Any:
-        """As of any dataset: an object with `projected_schema`, `to_reader`, `to_table` and `to_batches`."""
-        check(self._parts[fragment.path] for fragment in self._files.get_fragments(filter=filter))
-        return _Scan(super().scanner(columns=columns, filter=filter, **options))
+    def scanner(
+        self, columns: Any = None, filter: pc.Expression | None = None, parts: list[Part] | None = None, **options: Any
+    ) -> Any:
+        """As of any dataset: an object with `projected_schema`, `to_reader`, `to_table` and `to_batches`.
+
+        `parts` where the caller knows which of the snapshot's can match.
+        """
+        if parts is None:
+            parts = self.snapshot.parts(self._table) if filter is None else self.snapshot.matching(self._table, filter)
+        near = [part for part in parts if part.name in self._near]
+        check(near)
+        filesystem, format_ = pafs.LocalFileSystem(), ds.IpcFileFormat()
+        fragments = [format_.make_fragment(part.path, filesystem) for part in near]
+        files = ds.FileSystemDataset(fragments, self.schema, format_, filesystem)
+        # A union even where one side is empty, so that it does not matter what happens to be in journals.
+        local = ds.UnionDataset(self.schema, [files, self._held])
+        scanners = [local.scanner(columns=columns, filter=filter, **options)]
+        far = [part for part in parts if part.name in self._far]
+        if far:
+            # The text of an expression names every column it looks at; a name found by chance is only read in vain.
+            asked = str(filter) + str([*columns.items()] if isinstance(columns, dict) else columns)
+            names = [name for name in self.schema.names if columns is None or name in asked] or self.schema.names[:1]
+            schema = pa.schema([self.schema.field(name) for name in names], self.schema.metadata)
+            rows = (fit(batch, schema, self._table) for part in far for batch in part.batches(schema.names))
+            fetched = ds.Scanner.from_batches(rows, schema=schema, columns=columns, filter=filter, **options)
+            scanners.insert(0, fetched)
+        return Scan(scanners[-1].projected_schema, _valid(scanners))
 
 
-class _Scan:
-    def __init__(self, scanner: ds.Scanner) -> None:
-        self.projected_schema = scanner.projected_schema
-        self._scanner = scanner
+class Scan:
+    """Batches of one schema, in the shape of a pyarrow scanner."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self.projected_schema, self._batches = schema, batches
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._scanner.to_reader():
-            batch.validate(full=True)
-            yield batch
+        return self._batches
 
     def to_reader(self) -> pa.RecordBatchReader:
-        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self._batches)
 
     def to_table(self) -> pa.Table:
         return self.to_reader().read_all()
+
+
+def _valid(scanners: list[ds.Scanner]) -> Iterator[pa.RecordBatch]:
+    """What several scanners give, one after the other, every batch validated."""
+    for scanner in scanners:
+        for batch in scanner.to_reader():
+            batch.validate(full=True)
+            yield batch
 
 
 def check(parts: Iterable[Part]) -> None:
@@ -121,13 +154,3 @@ def _state(part: Part) -> tuple[str, int, float]:
 
 def _is_newest(found: pa.Schema, newest: pa.Schema) -> bool:
     return all(newest.field(field.name).type.equals(field.type) for field in found)
-
-
-def _guarantee(part: Part, schema: pa.Schema) -> pc.Expression:
-    """What holds for every row of the part, as far as its statistics say."""
-    expression = _ALWAYS
-    for column in part.statistics.ranges:
-        cases = guarantees(part.statistics, part.schema, schema, column)
-        if len(cases) == 1:
-            expression = expression & cases[0]
-    return expression

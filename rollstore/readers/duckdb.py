@@ -9,6 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from rollstore.readers.arrow import Lease, dataset
+from rollstore.readers.flat import ACTIONS, TOKENS, Flattened
 from rollstore.readers.repeats import repeats
 from rollstore.schema import TABLES
 from rollstore.store.snapshot import Snapshot
@@ -18,75 +19,9 @@ if TYPE_CHECKING:
 
 VIEWS = ("rollouts", "tokens", "actions", "spans", "scores", "evaluations", "uses", "groups")
 
-# One row stands for many here: each list is opened by an index that runs over it, not by unnesting it beside others, so
-# that a query reads the lists it names and no more. The lists of indices are made in the innermost SELECT, once a row.
-_ROW = "rollout_id, segment, run_id, group_id, step, environment, policy"
+_ROW = "rollout_id, segment, run_id, group_id, step, environment"
 
 _ACTION_COUNT = "coalesce(len(logprobs), len(list_where(action_mask, action_mask)))"
-
-_ACTIONS = f"""
-SELECT {_ROW},
-    i - 1 AS "action",
-    positions[i] AS position,
-    tokens[positions[i] + 1] AS token,
-    logprobs[i] AS logprob,
-    coalesce(span_kinds[span_of[i] + 1], logprob_kind) AS logprob_kind,
-    weight_versions[i] AS weight_version,
-    coalesce(trainable[i], true) AS trainable,
-    ranks[i] AS rank,
-    entropies[i] AS entropy,
-    batch_rows[i] AS batch_rows,
-    CASE WHEN head_tokens IS NOT NULL THEN coalesce(head_counts[i], head_size) END AS head_count,
-    support_counts[i] AS support_count,
-    span_of[i] AS span,
-    turns[span_of[i] + 1] AS turn,
-    cache_states[span_of[i] + 1] AS cache_state,
-    temperatures[coalesce(span_samplers[span_of[i] + 1], only_sampler) + 1] AS temperature,
-    top_ps[coalesce(span_samplers[span_of[i] + 1], only_sampler) + 1] AS top_p,
-    top_ks[coalesce(span_samplers[span_of[i] + 1], only_sampler) + 1] AS top_k,
-    min_ps[coalesce(span_samplers[span_of[i] + 1], only_sampler) + 1] AS min_p
-FROM (SELECT *, unnest(range(1, action_count + 1)) AS i FROM (SELECT *,
-    {_ACTION_COUNT} AS action_count,
-    list_where(range(len(action_mask)), action_mask) AS positions,
-    flatten(list_transform(spans, lambda s, n: CASE WHEN s.is_action THEN repeat([n - 1], s.length) ELSE [] END))
-        AS span_of,
-    list_transform(spans, lambda s: s.logprob_kind) AS span_kinds,
-    list_transform(spans, lambda s: s.turn) AS turns,
-    list_transform(spans, lambda s: s.cache_state) AS cache_states,
-    list_transform(spans, lambda s: s.sampler) AS span_samplers,
-    CASE WHEN len(samplers) = 1 THEN 0 END AS only_sampler,
-    list_transform(samplers, lambda s: s.temperature) AS temperatures,
-    list_transform(samplers, lambda s: s.top_p) AS top_ps,
-    list_transform(samplers, lambda s: s.top_k) AS top_ks,
-    list_transform(samplers, lambda s: s.min_p) AS min_ps
-FROM rollouts))
-"""
-
-# The positions of all actions, then those of all observations: where a position stands among them, sorted, is the
-# number of its action plus one.
-_TOKENS = f"""
-SELECT {_ROW},
-    i - 1 AS position,
-    tokens[i] AS token,
-    token_bytes[i] AS bytes,
-    action_mask[i] AS is_action,
-    CASE WHEN action_mask[i] THEN place[i] - 1 END AS "action",
-    CASE WHEN action_mask[i] THEN logprobs[place[i]] END AS logprob,
-    span_of[i] AS span,
-    roles[span_of[i] + 1] AS role,
-    origins[span_of[i] + 1] AS origin,
-    turns[span_of[i] + 1] AS turn
-FROM (SELECT *, unnest(range(1, len(tokens) + 1)) AS i FROM (SELECT *,
-    list_grade_up(list_concat(
-        list_where(range(len(action_mask)), action_mask),
-        list_where(range(len(action_mask)), list_transform(action_mask, lambda drawn: NOT drawn))
-    )) AS place,
-    flatten(list_transform(spans, lambda s, n: repeat([n - 1], s.length))) AS span_of,
-    list_transform(spans, lambda s: s.role) AS roles,
-    list_transform(spans, lambda s: s.origin) AS origins,
-    list_transform(spans, lambda s: s.turn) AS turns
-FROM rollouts))
-"""
 
 _SPANS = """
 SELECT {row}, span, {fields}
@@ -147,7 +82,7 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
         tables = {name: dataset(source, name) for name in TABLES}
         for name, table in tables.items():
             connection.register(f"{name}_rows", table)
-        found = repeats(tables["rollouts"])
+        found = repeats(snapshot or source.snapshot)
         if found.conflicts:
             shown = ", ".join(f"{id_!r} segment {segment}" for id_, segment in found.conflicts[:3])
             warnings.warn(
@@ -155,6 +90,8 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
                 + (f" and {len(found.conflicts) - 3} more" if len(found.conflicts) > 3 else ""),
                 stacklevel=2,
             )
+        for name, columns in (("actions", ACTIONS), ("tokens", TOKENS)):
+            connection.register(f"{name}_rows", Flattened(tables["rollouts"], found.left_out, columns))
         _make_views(connection, tables["rollouts"].schema, found.left_out)
     except BaseException:
         connection.close()
@@ -183,9 +120,9 @@ def _make_views(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, left_o
         "scores": "SELECT * FROM scores_rows",
         "evaluations": "SELECT * FROM evaluations_rows",
         "uses": _USES,
-        "actions": _ACTIONS,
-        "tokens": _TOKENS,
-        "spans": _SPANS.format(row=_ROW.removesuffix(", policy"), fields=names),
+        "actions": "SELECT * FROM actions_rows",
+        "tokens": "SELECT * FROM tokens_rows",
+        "spans": _SPANS.format(row=_ROW, fields=names),
         "groups": _GROUPS,
     }.items():
         connection.execute(f'CREATE VIEW "{name}" AS {query}')

@@ -29,7 +29,7 @@ def scan(store: Store, table: str = "rollouts", *, snapshot: Snapshot | None = N
     table_of(table)
     source = Lease(store.snapshot()) if snapshot is None else snapshot
     data = dataset(source, table)
-    left_out = repeats(data).left_out if table == "rollouts" else None
+    left_out = repeats(data.snapshot).left_out if table == "rollouts" else None
     # Not polars' own scan of a dataset: it hands predicates to Arrow, to which a NaN is not above any number.
     return register_io_source(_reader(data, left_out), schema=_schema(data.schema), is_pure=True)
 

@@ -33,7 +33,9 @@ def extra_problems(columns: Mapping[str, pa.Array]) -> Iterator[Problem]:
 
 
 def _type_problems(type_: pa.DataType, path: str) -> Iterator[Problem]:
-    if t.is_nested(type_):
+    if t.is_struct(type_) and not type_.num_fields:  # Parquet has none
+        yield Problem(column=path, kind="wrong_type", row=None, found="a struct without fields", wanted=FINE)
+    elif t.is_nested(type_):
         for name, inner in _inner(type_, path):
             yield from _type_problems(inner, name)
     elif t.is_timestamp(type_) and type_.tz is None:

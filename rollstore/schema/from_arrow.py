@@ -23,11 +23,12 @@ def from_table(table: pa.Table | pa.RecordBatch) -> list[Rollout]:
     Columns that the table lacks are None; `x_` columns come back in `extra`.
     """
     count = table.num_rows
-    names = set(table.schema.names)
+    names = table.schema.names
     fields: dict[str, list[Any]] = {}
-    for column in ROLLOUTS.columns:
-        if column.name in names:
-            fields[column.record or column.name] = _values(plain(table.column(column.name)), column)
+    for name, column in zip(names, table.columns, strict=True):
+        declared = ROLLOUTS.by_name.get(name)
+        if declared is not None and column.null_count < count:
+            fields[declared.record or name] = _values(plain(column), declared)
     heads = {name.split(".")[1]: fields.pop(name) for name in list(fields) if name.startswith("heads.")}
     if heads:
         fields["heads"] = [_heads({k: v[n] for k, v in heads.items()}) for n in range(count)]
@@ -91,15 +92,13 @@ def _unescape_at(value: Any, path: list[str]) -> Any:
 
 
 def _values(array: pa.Array, column: Column) -> list[Any]:
-    if array.null_count == len(array):
-        return [None] * len(array)
     if column.children:
         return _struct_values(array, column)
     if pa.types.is_map(column.type):
         return [None if v is None else dict(v) for v in array.to_pylist()]
     if not (column.is_list and column.align and not pa.types.is_binary(column.type.value_type)):
         values = array.to_pylist()
-        return [tuple(v) if isinstance(v, list) else v for v in values]
+        return [tuple(v) if isinstance(v, list) else v for v in values] if column.is_list else values
     lists = flat(array)
     values, bounds, valid = lists.numpy(), lists.offsets.tolist(), lists.valid.tolist()
     if not column.nullable_items:
@@ -111,11 +110,24 @@ def _values(array: pa.Array, column: Column) -> list[Any]:
 def _struct_values(array: pa.Array, column: Column) -> list[Any]:
     lists: Flat | None = flat(array) if column.is_list else None
     values = array if lists is None else lists.values
-    given = dict(zip([f.name for f in values.type], values.flatten(), strict=True))
-    children = {c.name: _values(given[c.name], c) for c in column.children if c.name in given}
-    kind, present = CLASSES[column.name], values.is_valid().to_pylist()
-    records = [kind(**{name: v[n] for name, v in children.items()}) if ok else None for n, ok in enumerate(present)]
+    count, kind = len(values), CLASSES[column.name]
+    given = zip(column.children, _in_order(values, column), strict=True)
+    held = {c.name: _values(items, c) for c, items in given if items is not None and items.null_count < count}
+    names = list(held)
+    rows = zip(*held.values(), strict=True) if held else [()] * count
+    records: list[Any] = [kind(**dict(zip(names, row, strict=True))) for row in rows]
+    if values.null_count:
+        records = [record if ok else None for record, ok in zip(records, values.is_valid().to_pylist(), strict=True)]
     if lists is None:
         return records
     bounds, valid = lists.offsets.tolist(), lists.valid.tolist()
     return [tuple(records[a:b]) if ok else None for a, b, ok in zip(bounds, bounds[1:], valid, strict=False)]
+
+
+def _in_order(values: pa.Array, column: Column) -> list[pa.Array | None]:
+    """The children of a struct array in the order of the declaration; None for one that the array lacks."""
+    flattened = values.flatten()
+    if values.type.equals(column.item.type if column.is_list else column.type):
+        return flattened
+    given = dict(zip([f.name for f in values.type], flattened, strict=True))
+    return [given.get(child.name) for child in column.children]

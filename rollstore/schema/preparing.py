@@ -19,9 +19,6 @@ from rollstore.schema.flat import Flat, Rows
 from rollstore.schema.structs import Rollout
 from rollstore.schema.to_arrow import converted
 
-FALSE, NO_BOOL = pa.scalar(False), pa.scalar(None, pa.bool_())
-SCORED, NO_TEXT = pa.scalar("scored"), pa.scalar(None, pa.string())
-
 
 def to_table(rollouts: Sequence[Rollout], of: Table) -> pa.Table:
     """Records as rows of the newest schema. Raises SchemaError with every problem of every row."""
@@ -73,7 +70,7 @@ def derive(fitted: Fitted, of: Table) -> None:
 
 
 def _texts(scored: Any) -> pa.Array:
-    return pc.if_else(pa.array(scored), SCORED, NO_TEXT)
+    return pc.if_else(pa.array(scored), pa.scalar("scored", pa.string()), pa.scalar(None, pa.string()))
 
 
 def _fill_range(columns: dict[str, pa.Array], versions: Flat) -> None:

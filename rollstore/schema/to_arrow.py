@@ -100,8 +100,13 @@ def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build
         if not name.startswith("x_"):
             build.problems.append(unknown_column(name, "a column of the caller's own"))
             continue
+        values = [_ordered((mapping or {}).get(name)) for mapping in given]
+        wide = [row for row in rows if isinstance(values[row], int) and not -(2**63) <= values[row] < 2**63]
+        if wide:
+            wanted = f"{allowed(pa.int64())}, or uint64 in an Arrow table"
+            build.problems.extend(at(name, "out_of_range", wide, lambda r, v=values: str(v[r]), wanted))
+            continue
         try:
-            values = [_ordered((mapping or {}).get(name)) for mapping in given]
             array = _inferred(values)
             if array is None:
                 for row in [row for row, value in enumerate(values) if _inferred([value]) is None]:

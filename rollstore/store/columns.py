@@ -23,8 +23,13 @@ _UNFIT = (
 
 def read_types(filesystem: Filesystem) -> dict[str, pa.DataType]:
     """Every published column of the store, in order of name."""
-    files = [file for file in filesystem.list(FOLDER) if file.endswith(".json") and _NAME.fullmatch(file[:-5])]
+    files = [file for file in filesystem.list(FOLDER) if is_ours(file)]
     return {file[:-5]: _read(filesystem, file[:-5]) for file in files}
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file of this folder has the name of a column's type."""
+    return file.endswith(".json") and _NAME.fullmatch(file.removesuffix(".json")) is not None
 
 
 def publish_types(filesystem: Filesystem, table: pa.Table, known: dict[str, pa.DataType]) -> pa.Table:
@@ -75,9 +80,12 @@ def _read(filesystem: Filesystem, name: str) -> pa.DataType:
     path = f"{FOLDER}/{name}.json"
     body = document.decode(read_file(filesystem, path), path)
     try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["schema"]))).field(name).type
-    except (KeyError, ValueError, pa.ArrowException) as error:
+        type_ = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["schema"]))).field(name).type
+    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptionError(f"{path}: the type cannot be read") from error
+    if _unfit_type(type_) is not None:
+        raise CorruptionError(f"{path}: wanted a plain type, got {type_}")
+    return type_
 
 
 def _unfit(field: pa.Field) -> Problem | None:

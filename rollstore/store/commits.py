@@ -6,18 +6,25 @@ sums entries 1 to n up in one document, so that a reader need not read them; ent
 
 from __future__ import annotations
 
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from rollstore.errors import CorruptionError
+from rollstore.schema import TABLES
 from rollstore.store import document
 from rollstore.store.filesystem import Filesystem, read_file
+from rollstore.store.names import PART, stem
 from rollstore.store.part import FORMAT, check_version
 
 FOLDER = "commits"
 CHECKPOINT_EVERY = 64
 _CHECKPOINT = "-checkpoint.json"
+_ENTRY = re.compile(r"(\d{10})\.json")
+_CHECKPOINT_FILE = re.compile(r"\d{10}" + re.escape(_CHECKPOINT))
 
 
 @dataclass(frozen=True)
@@ -41,20 +48,38 @@ class Log:
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry: parts added and parts replaced, by table."""
+    """One entry: parts added and parts replaced, by table; why, and more about it for people (`note`)."""
 
     add: dict[str, list[str]]
     replace: dict[str, list[str]]
     reason: str = "compact"
+    note: str | None = None
 
 
 def entry(number: int) -> str:
     return f"{FOLDER}/{number:010d}.json"
 
 
-def read_log(filesystem: Filesystem, known: Log | None = None) -> Log:
-    """The log up to its end; `known`, an earlier state, saves reading its entries again."""
-    log = known or _checkpoint(filesystem) or Log()
+def read_log(filesystem: Filesystem, known: Log | None = None, *, whole: bool = False) -> Log:
+    """The log up to its end; `known`, an earlier state, saves reading its entries again.
+
+    With `whole` every entry is read, also those that a checkpoint sums up.
+    Raises CorruptionError where an entry is damaged, or missing before another.
+    """
+    if known is not None and known.number:
+        return _read_on(filesystem, known)
+    # Listed before it is read: entries are never removed, so every one that is listed must be met on the way.
+    names = filesystem.list(FOLDER)
+    log = _read_on(filesystem, (None if whole else _checkpoint(filesystem, names)) or Log())
+    last = max((int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))), default=0)
+    if last > log.number:
+        raise CorruptionError(
+            f"{entry(log.number + 1)}: wanted an entry of the log, got none, and {entry(last)} is there"
+        )
+    return log
+
+
+def _read_on(filesystem: Filesystem, log: Log) -> Log:
     while True:
         path = entry(log.number + 1)
         try:
@@ -78,6 +103,7 @@ def append(filesystem: Filesystem, log: Log, commit: Commit) -> Log | None:
             "number": log.number + 1,
             "at": datetime.now(UTC).isoformat(timespec="microseconds"),
             "reason": commit.reason,
+            **({} if commit.note is None else {"note": commit.note}),
             "add": commit.add,
             "replace": commit.replace,
         }
@@ -108,15 +134,25 @@ def write_checkpoint(filesystem: Filesystem, log: Log) -> None:
         ) from error
 
 
-def _checkpoint(filesystem: Filesystem) -> Log | None:
-    for name in reversed(filesystem.list(FOLDER)):
-        if not name.endswith(_CHECKPOINT):
+def _checkpoint(filesystem: Filesystem, names: list[str]) -> Log | None:
+    for name in reversed(names):
+        if not _CHECKPOINT_FILE.fullmatch(name):
             continue
         path = f"{FOLDER}/{name}"
         body = _read(read_file(filesystem, path), path)
-        replaced = {(table, part): number for table, part, number in body["replaced"]}
-        return Log(body["number"], frozenset((table, part) for table, part in body["added"]), replaced)
+        with _as_claimed(path):
+            number = _number(body["number"])
+            if path != f"{FOLDER}/{number:010d}{_CHECKPOINT}":
+                raise ValueError(f"that of entry {number}")
+            added = frozenset(_name(table, part) for table, part in body["added"])
+            replaced = {_name(table, part): _number(entry) for table, part, entry in body["replaced"]}
+            return Log(number, added, replaced)
     return None
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file of this folder has the name of an entry or of a checkpoint."""
+    return bool(_ENTRY.fullmatch(file) or _CHECKPOINT_FILE.fullmatch(file))
 
 
 def _read(data: bytes, path: str) -> dict[str, Any]:
@@ -125,8 +161,32 @@ def _read(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _applied(log: Log, body: dict[str, Any], path: str) -> Log:
-    if body["number"] != log.number + 1:
-        raise CorruptionError(f"{path}: wanted entry {log.number + 1}, got {body['number']}")
-    added = {(table, name) for table, names in body["add"].items() for name in names}
-    replaced = {(table, name): body["number"] for table, names in body["replace"].items() for name in names}
-    return Log(body["number"], frozenset(log.added | added), {**log.replaced, **replaced})
+    with _as_claimed(path):
+        number = _number(body["number"])
+        if number != log.number + 1:
+            raise CorruptionError(f"{path}: wanted entry {log.number + 1}, got {number}")
+        added = {_name(table, name) for table, names in body["add"].items() for name in names}
+        replaced = {_name(table, name): number for table, names in body["replace"].items() for name in names}
+        return Log(number, frozenset(log.added | added), {**log.replaced, **replaced})
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} as a number")
+    return value
+
+
+def _name(table: Any, name: Any) -> tuple[str, str]:
+    """A table and a part's name. A name becomes a path: nothing else may stand there."""
+    if table not in TABLES or not isinstance(name, str) or stem(name + PART, PART) is None:
+        raise ValueError(f"{name!r} as a part of {table!r}")
+    return table, name
+
+
+@contextmanager
+def _as_claimed(path: str) -> Generator[None]:
+    """A document whose sum holds may still hold anything: what does not fit is damage, not a defect."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptionError(f"{path}: wanted an entry or a checkpoint of the log, got {error}") from error

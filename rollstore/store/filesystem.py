@@ -108,9 +108,10 @@ class _LocalReadHandle:
         return b"".join(pieces)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Forgotten first: a child forked while the system closes it must not close that number again.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     __del__ = close
 
@@ -136,10 +137,10 @@ class _LocalWriteHandle:
 
     def close(self) -> None:
         # Closing, never unlocking: after a fork the lock belongs to parent and child together, and an unlock by the
-        # child would take it from the parent.
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # child would take it from the parent. Forgotten first, for the same reason as above.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     __del__ = close
 

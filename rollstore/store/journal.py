@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from rollstore.errors import CorruptionError
+from rollstore.schema import TABLES
 from rollstore.schema.lazy import lazy
-from rollstore.store import frame
+from rollstore.store import claims, frame, versions
 from rollstore.store.filesystem import Filesystem, ReadHandle, WriteHandle
-from rollstore.store.names import JOURNAL, STAGED
+from rollstore.store.names import JOURNAL, STAGED, stem
 from rollstore.store.part import FORMAT, FORMAT_KEY, PART_KEY, SOURCE_KEY, TABLE_KEY, check_versions
 
 FOLDER = "journal"
@@ -114,11 +115,13 @@ class Journal:
 class JournalView:
     """What a reader found in a journal when it looked: its whole messages, up to the byte `end`.
 
-    `rest` counts the bytes after them: a write under way, or a torn one.
+    `rest` counts the bytes after them: a write under way, or a torn one. `held` are the columns physically in it,
+    `schema` those of its rows: others where it is older by a major version.
     """
 
     name: str
     table: str
+    held: pa.Schema
     schema: pa.Schema
     source: str | None
     cut: Cut | None
@@ -140,8 +143,8 @@ class JournalView:
         return self.end
 
     @lazy
-    def _opening(self) -> pa.Buffer:
-        return self.schema.serialize()
+    def _decoder(self) -> frame.Decoder | versions.Upgrading:
+        return versions.decoder(self.held, self.table)
 
     @property
     def batch_count(self) -> int:
@@ -170,9 +173,10 @@ class JournalView:
         data = self.handle.read(message.offset, message.length)
         frame.check_message(data, message, where)
         fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
-        batch = frame.decode(self._opening, data, where, fields)
+        batch = self._decoder.decode(data, where, fields)
         if batch.num_rows != message.rows:
             raise CorruptionError(f"{where}: wanted {message.rows} rows, got {batch.num_rows}")
+        claims.check_rows(batch, self.table, where)
         return batch
 
 
@@ -196,16 +200,30 @@ def view_journal(filesystem: Filesystem, name: str, known: JournalView | None = 
     if head is None:
         return None
     schema, length = head
-    metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-    check_versions(metadata.get(FORMAT_KEY, ""), schema, file)
+    try:
+        metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+        check_versions(metadata.get(FORMAT_KEY, ""), schema, file)
+        cut = _cut(metadata[CUT_KEY]) if CUT_KEY in metadata else None
+    except ValueError as error:
+        raise CorruptionError(f"{file}: head: {error}") from error
     if metadata.get(PART_KEY) != name:
         raise CorruptionError(f"{file}: wanted the journal of {name}, got that of {metadata.get(PART_KEY)}")
-    cut = None
-    if CUT_KEY in metadata:
-        cut_name, _, rows = metadata[CUT_KEY].rpartition(":")
-        cut = Cut(cut_name, int(rows))
-    view = JournalView(name, metadata[TABLE_KEY], schema, metadata.get(SOURCE_KEY), cut, handle, (), length, 0)
+    table = metadata.get(TABLE_KEY)
+    if table is None:
+        raise CorruptionError(f"{file}: head: wanted the name of a table, got none")
+    rows = schema
+    if table in TABLES:  # a newer minor version may know more
+        rows = versions.newest(schema, table)
+        claims.check_columns(rows, table, file)
+    view = JournalView(name, table, schema, rows, metadata.get(SOURCE_KEY), cut, handle, (), length, 0)
     return _extended(view, data[length:])
+
+
+def _cut(text: str) -> Cut:
+    name, _, rows = text.rpartition(":")
+    if stem(name + JOURNAL, JOURNAL) is None or not rows.isdecimal():
+        raise ValueError(f"wanted a journal and a number of rows to cut it to, got {text!r}")
+    return Cut(name, int(rows))
 
 
 def _extended(view: JournalView, data: bytes) -> JournalView:

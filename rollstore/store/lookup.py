@@ -14,12 +14,11 @@ from rollstore.store.snapshot import Snapshot
 _OWN = ("written_by", "written_row", "written_at")
 
 
-def lookup(snapshot: Snapshot, index: Index, rollout_id: str, segment: int | None) -> pa.Table:
-    """The rows of a rollout in order of segment, in the newest columns.
+def lookup(snapshot: Snapshot, index: Index, rollout_id: str, segment: int | None) -> list[pa.RecordBatch]:
+    """The rows of a rollout in order of segment, one a batch, in the newest types; absent columns are left out.
 
     Raises NotFoundError, DuplicateError where a segment is stored twice and not equal, CorruptionError.
     """
-    schema = snapshot.schema(TABLE)
     found: list[pa.RecordBatch] = []
     for (source, number), places in groupby(index.find(snapshot, rollout_id), key=lambda place: place[:2]):
         batch = source.batch(number)
@@ -29,7 +28,7 @@ def lookup(snapshot: Snapshot, index: Index, rollout_id: str, segment: int | Non
                 (rollout_id, None),
                 (rollout_id, one.column("segment")[0].as_py()),
             ):
-                found.append(snapshot.widen(one, TABLE))
+                found.append(snapshot.newest(one, TABLE, source))
     if not found:
         which = "" if segment is None else f", segment {segment}"
         raise NotFoundError(f"{rollout_id!r}{which}: no such rollout in {snapshot.filesystem.locate('').rstrip('/')}")
@@ -44,7 +43,7 @@ def lookup(snapshot: Snapshot, index: Index, rollout_id: str, segment: int | Non
                 )
         else:
             kept.append(row)
-    return pa.Table.from_batches(kept, schema)
+    return kept
 
 
 def content(row: pa.RecordBatch) -> str:

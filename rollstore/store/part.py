@@ -12,7 +12,9 @@ import pyarrow as pa
 from rollstore.errors import CorruptionError, StoreError, VersionError
 from rollstore.schema import VERSION
 from rollstore.schema.lazy import lazy
-from rollstore.store import frame, statistics
+from rollstore.schema.upgrade import check as check_schema
+from rollstore.schema.upgrade import is_older, read_version
+from rollstore.store import claims, frame, statistics, versions
 from rollstore.store.filesystem import Filesystem, ReadHandle, read_file
 from rollstore.store.names import PART, STAGED, new_id
 
@@ -34,14 +36,20 @@ class Orphan(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """One sealed part: its place, size in bytes, columns, batches and statistics. Reading checks every byte it uses."""
+    """One sealed part: its place, size in bytes, columns, and what its end says. Reading checks every byte it uses.
+
+    `held` has the columns physically in the file: all-null ones are left out. `source` is who wrote it, in the
+    writer's own words; for people. `summary` is the text of its statistics.
+    """
 
     filesystem: Filesystem
     table: str
     name: str
     size: int
-    tail: frame.Tail
-    statistics: statistics.Statistics
+    held: pa.Schema
+    format: str
+    source: str | None
+    summary: str
 
     @property
     def path(self) -> str:
@@ -52,6 +60,40 @@ class Part:
     def file(self) -> str:
         return f"{self.table}/{self.name}{PART}"
 
+    @lazy
+    def tail(self) -> frame.Tail:
+        """The end of the file, read when the first of its batches is. Raises CorruptionError, StoreError."""
+        try:
+            size, tail = read_tail(self.filesystem, self.file)
+        except (FileNotFoundError, Orphan) as error:
+            raise StoreError(
+                f"{self.file}: wanted a part of the snapshot, got no whole file; open a new one"
+            ) from error
+        if size != self.size or tail.metadata.get(STATISTICS_KEY) != self.summary or tail.schema != self.held:
+            raise CorruptionError(f"{self.file}: wanted the part that was here before, got another file of its name")
+        return tail
+
+    @lazy
+    def schema(self) -> pa.Schema:
+        """The columns in which rows are read: those held, or of an older major version, what it is upgraded to."""
+        return versions.newest(self.held, self.table)
+
+    @property
+    def schema_version(self) -> str:
+        """The version of the schema that the file was written in, as "1.0"."""
+        return read_version(self.held.metadata)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether rows are upgraded as they are read: other programs see the columns of an older major version."""
+        return is_older(self.schema_version)
+
+    @lazy
+    def statistics(self) -> statistics.Statistics:
+        read = statistics.decode(self.summary)
+        # Those of an older major version are about columns as they were.
+        return statistics.Statistics(read.rows, {}) if self.is_older else read
+
     @property
     def rows(self) -> int:
         return self.statistics.rows
@@ -60,19 +102,9 @@ class Part:
     def batch_count(self) -> int:
         return len(self.tail.batches)
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns physically in the file; all-null ones are left out."""
-        return self.tail.schema
-
-    @property
-    def source(self) -> str | None:
-        """Who wrote it, in the writer's own words; for people."""
-        return self.tail.metadata.get(SOURCE_KEY)
-
     @lazy
-    def _opening(self) -> pa.Buffer:
-        return self.schema.serialize()
+    def _decoder(self) -> frame.Decoder | versions.Upgrading:
+        return versions.decoder(self.held, self.table)
 
     @lazy
     def first_rows(self) -> tuple[int, ...]:
@@ -102,9 +134,10 @@ class Part:
                 opened.close()
         frame.check_message(message, batch, where)
         fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
-        read = frame.decode(self._opening, message, where, fields)
+        read = self._decoder.decode(message, where, fields)
         if read.num_rows != batch.rows:
             raise CorruptionError(f"{where}: wanted {batch.rows} rows, got {read.num_rows}")
+        claims.check_rows(read, self.table, where)
         return read
 
     def open(self) -> ReadHandle:
@@ -127,10 +160,30 @@ class Part:
 def open_part(filesystem: Filesystem, table: str, name: str) -> Part:
     """Open a part by its name.
 
-    Raises CorruptionError where it is damaged, VersionError where it is newer than this library, Orphan where it never
-    was a whole part of ours, FileNotFoundError where it is gone.
+    Raises CorruptionError where it is damaged, VersionError where it is newer than this library or nothing upgrades it,
+    Orphan where it never was a whole part of ours, FileNotFoundError where it is gone.
     """
     file = f"{table}/{name}{PART}"
+    size, tail = read_tail(filesystem, file)
+    metadata = tail.metadata
+    check_versions(metadata.get(FORMAT_KEY, ""), tail.schema, file)
+    if (metadata.get(PART_KEY), metadata.get(TABLE_KEY)) != (name, table):
+        raise CorruptionError(f"{file}: wanted part {name}, got {metadata.get(PART_KEY)}")
+    summary = metadata.get(STATISTICS_KEY, "")
+    part = Part(filesystem, table, name, size, tail.schema, metadata[FORMAT_KEY], metadata.get(SOURCE_KEY), summary)
+    part.__dict__["tail"] = tail
+    claims.check_columns(part.schema, table, file)
+    try:
+        rows = part.rows
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptionError(f"{file}: tail: the statistics cannot be read") from error
+    if rows != sum(batch.rows for batch in tail.batches):
+        raise CorruptionError(f"{file}: tail: wanted {rows} rows, the batches hold another number")
+    return part
+
+
+def read_tail(filesystem: Filesystem, file: str) -> tuple[int, frame.Tail]:
+    """Bytes of a part, and what its end says. Raises CorruptionError, Orphan, FileNotFoundError as `open_part`."""
     handle = filesystem.open(file)
     try:
         size = handle.size()
@@ -143,23 +196,14 @@ def open_part(filesystem: Filesystem, table: str, name: str) -> Part:
         tail = ending[-length:] if length <= len(ending) else handle.read(size - length, length)
     finally:
         handle.close()
-    read = frame.read_tail(tail, size, f"{file}: tail")
-    check_versions(read.metadata.get(FORMAT_KEY, ""), read.schema, file)
-    if (read.metadata.get(PART_KEY), read.metadata.get(TABLE_KEY)) != (name, table):
-        raise CorruptionError(f"{file}: wanted part {name}, got {read.metadata.get(PART_KEY)}")
-    try:
-        stats = statistics.decode(read.metadata[STATISTICS_KEY])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CorruptionError(f"{file}: tail: the statistics cannot be read") from error
-    if stats.rows != sum(batch.rows for batch in read.batches):
-        raise CorruptionError(f"{file}: tail: wanted {stats.rows} rows, the batches hold another number")
-    return Part(filesystem, table, name, size, read, stats)
+    return size, frame.read_tail(tail, size, f"{file}: tail")
 
 
 def check_versions(format_: str, schema: pa.Schema, file: str) -> None:
-    """Raises VersionError where the layout or the schema of a part or journal is newer than this library."""
+    """Raises VersionError where the layout or the schema of a part or journal cannot be read by this library."""
     check_version(format_, FORMAT, f"{file}: format")
     check_version((schema.metadata or {}).get(b"rollstore.schema", b"").decode(), VERSION, f"{file}: schema")
+    check_schema(read_version(schema.metadata), f"{file}: schema")
 
 
 def check_version(found: str, known: str, where: str) -> None:
@@ -229,46 +273,67 @@ def split(table: pa.Table, limit: int) -> list[pa.RecordBatch]:
 
     A list element takes at least a bit, so a limit of 1 MiB also keeps every batch under 2^27 list elements.
     """
-    if not table.num_rows:
-        return []
-    if table.get_total_buffer_size() <= limit:
-        return table.combine_chunks().to_batches()
-    ends = np.cumsum(np.sum([_chunked_bytes(column) for column in table.columns], axis=0))
     batches: list[pa.RecordBatch] = []
+    together: list[pa.RecordBatch] = []
+    size = 0
+    for piece in table.to_batches():
+        if not piece.num_rows:
+            continue
+        own = piece.nbytes  # of the rows alone, whatever larger buffers they are a slice of
+        if together and size + own > limit:
+            batches.append(pa.concat_batches(together))
+            together, size = [], 0
+        if own > limit:
+            batches += _cut(piece, limit)
+        else:
+            together.append(piece)
+            size += own
+    return [*batches, pa.concat_batches(together)] if together else batches
+
+
+def _cut(batch: pa.RecordBatch, limit: int) -> list[pa.RecordBatch]:
+    """Consecutive slices of at most `limit` bytes, or of one row."""
+    ends = np.cumsum(np.sum([row_bytes(column) for column in batch.columns], axis=0))
+    pieces: list[pa.RecordBatch] = []
     start = 0
-    while start < table.num_rows:
+    while start < batch.num_rows:
         before = ends[start - 1] if start else 0.0
         stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        batches.append(table.slice(start, stop - start).combine_chunks().to_batches()[0])
+        pieces.append(batch.slice(start, stop - start))
         start = stop
-    return batches
-
-
-def _chunked_bytes(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.concatenate([row_bytes(chunk) for chunk in column.chunks]) if column.num_chunks else np.zeros(0)
+    return pieces
 
 
 def row_bytes(array: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Decoded bytes of each row, children included."""
-    type_ = array.type
+    type_, count = array.type, len(array)
+    each = _fixed_bytes(type_, array.null_count == count)
+    if each is not None:
+        return np.full(count, each)
     if pa.types.is_struct(type_):
         children = [row_bytes(array.field(i)) for i in range(type_.num_fields)]
-        return np.sum([np.full(len(array), 0.125), *children], axis=0)
+        return np.sum([np.full(count, 0.125), *children], axis=0)
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
+        offsets = array.offsets.to_numpy()
         values = array.items if pa.types.is_map(type_) else array.values
+        each = _fixed_bytes(values.type, False)
+        if each is not None:
+            return np.diff(offsets) * each + 4.125
         sizes = row_bytes(values) + (row_bytes(array.keys) if pa.types.is_map(type_) else 0.0)
         sums = np.concatenate([[0.0], np.cumsum(sizes)])
-        offsets = array.offsets.to_numpy()
         return sums[offsets[1:]] - sums[offsets[:-1]] + 4.125
     if pa.types.is_fixed_size_list(type_):
-        inner = row_bytes(array.flatten()) if not array.null_count else np.full(len(array) * type_.list_size, 8.0)
-        return inner.reshape(len(array), type_.list_size).sum(axis=1) + 0.125
-    if (
-        pa.types.is_string(type_)
-        or pa.types.is_binary(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_large_binary(type_)
-    ):
-        lengths = pa.compute.binary_length(array).fill_null(0)
-        return lengths.to_numpy(zero_copy_only=False).astype(np.float64) + 4.125
-    return np.full(len(array), type_.bit_width / 8 + 0.125)
+        inner = row_bytes(array.flatten()) if not array.null_count else np.full(count * type_.list_size, 8.0)
+        return inner.reshape(count, type_.list_size).sum(axis=1) + 0.125
+    lengths = pa.compute.binary_length(array).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.float64) + 4.125
+
+
+def _fixed_bytes(type_: pa.DataType, all_null: bool) -> float | None:
+    """Decoded bytes of a value where all values of the type take the same; None where they do not."""
+    if pa.types.is_nested(type_):
+        return None
+    try:
+        return type_.bit_width / 8 + 0.125
+    except ValueError:  # texts and bytes
+        return 4.125 if all_null else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollstore.errors import CorruptionError, RollstoreError
 from rollstore.schema import TABLES
-from rollstore.store import commits, frame
+from rollstore.store import columns, commits, frame
 from rollstore.store.filesystem import Filesystem, WriteHandle
 from rollstore.store.journal import FOLDER as JOURNALS
 from rollstore.store.journal import JournalView, journal_file, view_journal
@@ -53,9 +53,10 @@ def recover(filesystem: Filesystem, *, force: bool = False) -> Report:
 
 
 def orphans(filesystem: Filesystem, log: commits.Log) -> list[str]:
-    """Files in the data folders that are no part or journal of ours: foreign, empty, or cut short. They are never read.
+    """Files that are none of ours, foreign, empty or cut short, in every folder whose files count. They are never read.
 
-    A compacted part no entry of the log has added is none: its compaction may be under way.
+    A compacted part that no entry of the log has added is none: its compaction may be under way. Nor is a damaged file
+    under one of our names: that is an error, and nobody moves it.
     """
     found: list[str] = []
     for table in TABLES:
@@ -74,6 +75,8 @@ def orphans(filesystem: Filesystem, log: commits.Log) -> list[str]:
         with suppress(RollstoreError):
             if name is None or view_journal(filesystem, name) is None:
                 found.append(f"{JOURNALS}/{file}")
+    for folder, is_ours in ((commits.FOLDER, commits.is_ours), (columns.FOLDER, columns.is_ours)):
+        found += [f"{folder}/{file}" for file in filesystem.list(folder) if not is_ours(file)]
     return found
 
 
@@ -134,12 +137,21 @@ def _recover_journal(
         # Its head is not whole: no row of it was ever acknowledged under a name that lasts.
         report.moved.append(filesystem.move(journal_file(name), f"{ORPHANS}/{JOURNALS}"))
         return
+    if view.table not in TABLES:
+        report.kept[name] = f"it has rows of {view.table!r}, which this version does not know"
+        return
     log = commits.read_log(filesystem)
     if log.knows(view.table, name):
         discard(filesystem, name, durably=False)
         report.deleted.append(name)
         return
-    if is_published(filesystem, view.table, name):
+    try:
+        published = is_published(filesystem, view.table, name)
+    except Orphan:
+        # Half a part under the journal's name hides the rows that are whole in the journal.
+        report.moved.append(filesystem.move(f"{view.table}/{name}{PART}", f"{ORPHANS}/{view.table}"))
+        published = False
+    if published:
         filesystem.sync_folder(view.table)  # the writer may have died between publishing and this
         discard(filesystem, name, durably=False)
         report.deleted.append(name)

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.errors import CorruptionError, StoreError
+from rollstore.errors import CorruptionError, SchemaError, StoreError
 from rollstore.schema import SYSTEM_COLUMNS, TABLES, conform
 from rollstore.schema.lazy import lazy
+from rollstore.schema.upgrade import is_newer, parse, read_version, widened
 from rollstore.store import commits
 from rollstore.store.columns import read_types
 from rollstore.store.filesystem import Filesystem, WriteHandle
+from rollstore.store.footers import WORTH_KEEPING, load_footers, save_footers
 from rollstore.store.journal import FOLDER as JOURNALS
 from rollstore.store.journal import JournalView, view_journal
 from rollstore.store.names import JOURNAL, PART, new_id, stem
 from rollstore.store.part import Orphan, Part, open_part
-from rollstore.store.statistics import guarantees
+from rollstore.store.statistics import Range, bounds, guarantees, union
+
+if TYPE_CHECKING:
+    from rollstore.store.index import Index
 
 _TRIES = 10
+_BLOCK = 32
+_VERSION = b"rollstore.schema"
 LEASES = "lease-"
 
 
@@ -30,10 +38,24 @@ LEASES = "lease-"
 class Cache:
     """What a store remembers between snapshots. Parts never change; journals only grow."""
 
+    index: Index
     parts: dict[tuple[str, str], Part] = field(default_factory=dict)
     orphans: set[tuple[str, str]] = field(default_factory=set)
     journals: dict[str, JournalView] = field(default_factory=dict)
     log: commits.Log = field(default_factory=commits.Log)
+    loaded: bool = False
+
+    def seen(self, table: str, name: str) -> bool:
+        """Whether it is known what stands under a part's name."""
+        return (table, name) in self.parts or (table, name) in self.orphans
+
+    def load(self, filesystem: Filesystem) -> bool:
+        """Take in what other processes kept of the ends of parts, once. Whether anything may have been learned."""
+        if self.loaded:
+            return False
+        self.loaded = True
+        self.parts = load_footers(filesystem) | self.parts
+        return True
 
 
 @dataclass
@@ -75,8 +97,14 @@ class Snapshot:
         Raises CorruptionError where one is damaged, StoreError where one is gone.
         """
         _known(table)
-        found = [self._open(table, name) for name in self.names[table]]
-        return [part for part in found if part is not None]
+        unseen = [name for name in self.names[table] if not self.cache.seen(table, name)]
+        if len(unseen) >= WORTH_KEEPING and self.cache.load(self.filesystem):
+            unseen = [name for name in unseen if not self.cache.seen(table, name)]
+        found = [part for name in self.names[table] if (part := self._open(table, name)) is not None]
+        if len(unseen) >= WORTH_KEEPING:
+            fresh = set(unseen)
+            save_footers(self.filesystem, [part for part in found if part.name in fresh], found)
+        return found
 
     def part(self, table: str, name: str) -> Part:
         """One live part by its name. Raises as `parts`, and StoreError where the name is no part of the snapshot."""
@@ -110,6 +138,13 @@ class Snapshot:
             raise error
         return [view for view in self.journals if view.table == table]
 
+    def repeated(self) -> list[tuple[Part | JournalView, int, int]]:
+        """The rollouts whose id and segment another row may have too: (file, batch, row), in order of place.
+
+        Raises CorruptionError where a part cannot be read.
+        """
+        return self.cache.index.repeated(self)
+
     def count(self, table: str) -> int:
         """Rows of a table, from the parts' own statistics."""
         return sum(part.rows for part in self.parts(table)) + sum(view.rows for view in self.views(table))
@@ -119,41 +154,46 @@ class Snapshot:
         return {}
 
     def schema(self, table: str) -> pa.Schema:
-        """The newest columns: the declared ones, unknown ones of a newer minor version, `x_`, the store's own."""
+        """The newest columns: the declared ones, unknown ones of a newer minor version, `x_`, the store's own.
+
+        Its metadata names the newest version among this library's and the rows': what it is when written anew.
+        """
         _known(table)
         if table not in self._schemas:
             newest = TABLES[table].arrow_schema
             own = {column.name for column in SYSTEM_COLUMNS}
             fields = {f.name: f for f in newest if f.name not in own}
-            held = [f for source in (*self.parts(table), *self.views(table)) for f in source.schema]
+            # Parts opened through one file share their schema objects: each is looked at once.
+            schemas = {id(source.schema): source.schema for source in (*self.parts(table), *self.views(table))}
+            held = [f for schema in schemas.values() for f in schema]
             fields |= {
                 f.name: f for f in held if f.name not in fields and f.name not in own and not f.name.startswith("x_")
             }
+            metadata = dict(newest.metadata)
+            for schema in (schema for schema in schemas.values() if is_newer(read_version(schema.metadata))):
+                for name in fields.keys() & set(schema.names):
+                    fields[name] = fields[name].with_type(widened(fields[name].type, schema.field(name).type))
+                metadata[_VERSION] = max(metadata[_VERSION], schema.metadata[_VERSION], key=lambda v: parse(v.decode()))
             used = {f.name for f in held}
             fields |= {name: pa.field(name, type_) for name, type_ in self.types.items() if name in used}
             self._schemas[table] = pa.schema(
-                [*fields.values(), *(newest.field(n) for n in newest.names if n in own)], newest.metadata
+                [*fields.values(), *(newest.field(n) for n in newest.names if n in own)], metadata
             )
         return self._schemas[table]
 
-    @lazy
-    def _blanks(self) -> dict[str, tuple[dict[str, int], list[pa.Array]]]:
-        return {}
-
-    def widen(self, row: pa.RecordBatch, table: str) -> pa.RecordBatch:
-        """One row in the newest columns; as `fit`, with the absent columns made once."""
+    def newest(self, row: pa.RecordBatch, table: str, source: Part | JournalView) -> pa.RecordBatch:
+        """Rows of one part or journal in the newest types of the columns they have."""
         schema = self.schema(table)
-        if table not in self._blanks:
-            places = {name: place for place, name in enumerate(schema.names)}
-            self._blanks[table] = (places, [pa.nulls(1, target.type) for target in schema])
-        places, blank = self._blanks[table]
-        arrays = list(blank)
-        for name, column in zip(row.schema.names, row.columns, strict=True):
-            place = places[name]
-            if not column.type.equals(blank[place].type):
-                return fit(row, schema, table)
-            arrays[place] = column
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        if source.name not in self._current:
+            self._current[source.name] = all(f.type.equals(schema.field(f.name).type) for f in source.schema)
+        if self._current[source.name]:
+            return row
+        return fit(row, pa.schema([schema.field(name) for name in row.schema.names], schema.metadata), table)
+
+    @lazy
+    def _current(self) -> dict[str, bool]:
+        """Of parts and journals: whether their types are the newest."""
+        return {}
 
     def scan(
         self, table: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
@@ -184,32 +224,58 @@ class Snapshot:
 
         return pa.RecordBatchReader.from_batches(narrow, rows())
 
-    def matching(self, table: str, where: pc.Expression) -> list[Part]:
-        """The parts whose statistics do not rule out a row for which `where` is true."""
-        full = self.schema(table)
-        kept = self.parts(table)
-        for column in full.names:
-            if column in str(where):
-                kept = _possible(kept, where, full, column)
+    def matching(
+        self, table: str, where: pc.Expression, schema: pa.Schema | None = None, named: Mapping[str, str] | None = None
+    ) -> list[Part]:
+        """The parts whose statistics do not rule out a row for which `where` is true.
+
+        `where` is over the columns of `schema`, the table's own by default; `named` says which statistics bound them.
+        """
+        over = self.schema(table) if schema is None else schema
+        text, kept = str(where), self.parts(table)
+        for column, statistic in ({name: name for name in over.names} if named is None else named).items():
+            if column in text:
+                kept = _possible(kept, where, over, column, statistic)
         return kept
 
 
-def _possible(parts: list[Part], where: pc.Expression, schema: pa.Schema, column: str) -> list[Part]:
-    """Parts with a row that can be true, by one column alone: Arrow simplifies the filter under each guarantee."""
+def _possible(parts: list[Part], where: pc.Expression, schema: pa.Schema, column: str, statistic: str) -> list[Part]:
+    """Parts with a row that can be true, by one column alone: first of blocks of parts, then within those left."""
+    known = [bounds(part.statistics, part.schema, statistic) for part in parts]
+    if statistic != column:  # a value inside a list: that some are null, the statistics of lists do not say
+        known = [None if found is None else replace(found, nulls=1) for found in known]
+    blocks = [range(start, min(start + _BLOCK, len(parts))) for start in range(0, len(parts), _BLOCK)]
+    if len(blocks) > 1:
+        left = _allowed([union(known[block.start : block.stop]) for block in blocks], where, schema, column)
+        places = [place for number in left for place in blocks[number]]
+    else:
+        places = list(range(len(parts)))
+    return [parts[places[n]] for n in _allowed([known[place] for place in places], where, schema, column)]
+
+
+def _allowed(known: list[Range | None], where: pc.Expression, schema: pa.Schema, column: str) -> list[int]:
+    """The places of bounds under which a row can be true: Arrow simplifies the filter under what each guarantees."""
     import pyarrow.dataset as ds  # slow to load, and only a filtered scan needs it
     import pyarrow.fs as pafs
 
+    alike: dict[Range | None, list[int]] = {}  # parts of one run, or of one step, are judged together
+    for place, found in enumerate(known):
+        alike.setdefault(found, []).append(place)
     format_, nowhere = ds.IpcFileFormat(), pafs.LocalFileSystem()
     fragments: list[ds.Fragment] = []
-    always: set[str] = set()
-    for number, part in enumerate(parts):
-        cases = guarantees(part.statistics, part.schema, schema, column)
+    allowed: list[int] = []
+    groups = list(alike.items())
+    for number, (found, places) in enumerate(groups):
+        cases = guarantees(found, schema, column)
         if not cases:
-            always.add(str(number))
+            allowed += places
         fragments += [format_.make_fragment(str(number), nowhere, partition_expression=case) for case in cases]
-    found = ds.FileSystemDataset(fragments, schema, format_, nowhere).get_fragments(filter=where) if fragments else ()
-    kept = always | {fragment.path for fragment in found}
-    return [part for number, part in enumerate(parts) if str(number) in kept]
+    possible = (
+        ds.FileSystemDataset(fragments, schema, format_, nowhere).get_fragments(filter=where) if fragments else ()
+    )
+    for number in {int(fragment.path) for fragment in possible}:
+        allowed += groups[number][1]
+    return sorted(allowed)
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
@@ -223,8 +289,12 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
         elif batch.column(number).type.equals(target.type):
             arrays.append(batch.column(number))
         else:
-            whole = conform(batch.select([target.name]), table, unknown="keep")
-            arrays.append(whole[target.name].cast(target.type).combine_chunks())
+            try:
+                whole = conform(batch.select([target.name]), table, unknown="keep")
+                arrays.append(whole[target.name].cast(target.type).combine_chunks())
+            except (SchemaError, pa.ArrowException) as error:
+                got = batch.column(number).type
+                raise CorruptionError(f"{table}: {target.name}: wanted {target.type}, got {got}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -72,21 +74,37 @@ def encode(value: Statistics) -> str:
 
 def decode(text: str) -> Statistics:
     """Raises ValueError, KeyError or TypeError where the text is no statistics."""
-    document = json.loads(text)
+    try:
+        document = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
     ranges = {name: Range(r["min"], r["max"], int(r["nulls"])) for name, r in document["columns"].items()}
     return Statistics(int(document["rows"]), ranges)
 
 
-def guarantees(value: Statistics, held: pa.Schema, schema: pa.Schema, column: str) -> list[pc.Expression]:
-    """Expressions of which at least one holds for every row of a part. None known: an empty list.
+def bounds(value: Statistics, held: pa.Schema, column: str) -> Range | None:
+    """What is known of a column in every row of a part; None where nothing is.
 
     `held` are the columns physically in the part: one that is missing there is null in every row.
     """
+    return value.ranges.get(column) if column in held.names else Range(None, None, value.rows)
+
+
+def union(ranges: Sequence[Range | None]) -> Range | None:
+    """What is known of a column in every row of several parts."""
+    known = [found for found in ranges if found is not None]
+    if len(known) < len(ranges):
+        return None
+    ends = [found for found in known if found.min is not None]
+    if not ends:
+        return Range(None, None, 1)
+    return Range(min(r.min for r in ends), max(r.max for r in ends), sum(r.nulls for r in known))
+
+
+def guarantees(found: Range | None, schema: pa.Schema, column: str) -> list[pc.Expression]:
+    """Expressions of which at least one holds for every row within the bounds. None known: an empty list."""
     field, type_ = pc.field(column), schema.field(column).type
-    if column not in held.names:
-        return [field.is_null()]
-    found = value.ranges.get(column)
-    if found is None or pa.types.is_list(type_):
+    if found is None or (pa.types.is_list(type_) and found.min is not None):
         return []
     cases: list[pc.Expression] = []
     if found.min is not None:

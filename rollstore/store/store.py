@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,12 +26,18 @@ from rollstore.store.part import FORMAT, Part, check_version
 from rollstore.store.snapshot import Cache, Snapshot, open_snapshot
 
 if TYPE_CHECKING:
+    from rollstore.store.compact import Progress
     from rollstore.store.compact import Report as CompactReport
     from rollstore.store.finding import Finding
+    from rollstore.store.migrate import Report as MigrateReport
     from rollstore.store.recover import Report as RecoverReport
+    from rollstore.store.retention import Keep
+    from rollstore.store.retention import Report as Retained
     from rollstore.writers.writer import Appendable, Writer
 
+_T = TypeVar("_T")
 ABOUT = "rollstore.json"
+_TRIES = 10  # of what another compaction may undercut
 _TICK = 50_000_000  # nanoseconds, above the clock tick of any file system in use
 
 
@@ -66,8 +72,8 @@ class Store:
         self.store_id: str = about["store_id"]
         self.created_at = datetime.fromisoformat(about["created_at"])
         self.format: str = about["format"]
-        self._cache = Cache()
         self._index = Index(filesystem)
+        self._cache = Cache(self._index)
         self._last: tuple[tuple[int | None, ...], Snapshot] | None = None
 
     @property
@@ -111,7 +117,7 @@ class Store:
             # A part went, by a compaction and a vacuum, between two looks: no lease is held for so short a read.
             self._last = None
             rows = lookup(self._current(), self._index, rollout_id, segment)
-        found: list[Rollout] = from_table(rows)
+        found: list[Rollout] = [from_table(row)[0] for row in rows]
         return found if segment is None else found[0]
 
     def _current(self) -> Snapshot:
@@ -154,11 +160,53 @@ class Store:
         with self.snapshot() as snapshot:
             return _guard(self.path, lambda: compact(snapshot, **options))
 
-    def vacuum(self, grace: float = 7 * 24 * 3600.0) -> list[str]:
-        """Delete what was retired more than `grace` seconds ago and no open snapshot needs; returns the files."""
-        from rollstore.store.compact import vacuum
+    def migrate(self, **options: Any) -> MigrateReport:
+        """Rewrite the parts of older schema versions in this one. `options`: dry_run, codec, progress.
 
-        return _guard(self.path, lambda: vacuum(self.filesystem, grace=grace))
+        Raises CorruptionError, VersionError, WriteError.
+        """
+        from rollstore.store.migrate import migrate
+
+        with self.snapshot() as snapshot:
+            return _guard(self.path, lambda: migrate(snapshot, **options))
+
+    def drop_rows(self, origins: Sequence[tuple[str, int]]) -> None:
+        """Retire rollouts rows by (written_by, written_row): the remedy for an id that stands with two contents.
+
+        A row is dropped only where another one of its rollout and segment stays. Raises StoreError, CorruptionError,
+        WriteError; nothing is changed then.
+        """
+        from rollstore.store.dropping import drop_rows
+
+        self._rewrite(lambda snapshot: drop_rows(snapshot, origins))
+
+    def retain(self, keep: Keep, *, dry_run: bool = False, progress: Progress | None = None) -> Retained:
+        """Retire the rollouts that `keep` does not want, with the scores, evaluations and uses of their ids.
+
+        `vacuum` then frees the room. With `dry_run` only says what would go. Raises StoreError, CorruptionError,
+        WriteError; nothing is changed then.
+        """
+        from rollstore.store.retention import retain
+
+        return self._rewrite(lambda snapshot: retain(snapshot, keep, dry_run=dry_run, progress=progress))
+
+    def _rewrite(self, action: Callable[[Snapshot], _T | None]) -> _T:
+        """What replaces parts, again on a new snapshot where another compaction was faster."""
+        for _ in range(_TRIES):
+            with self.snapshot() as snapshot:
+                done: _T | None = _guard(self.path, lambda snapshot=snapshot: action(snapshot))
+            if done is not None:
+                return done
+        raise StoreError(f"{self.path}: wanted parts that stay as they are, got other compactions {_TRIES} times")
+
+    def vacuum(self, grace: float = 7 * 24 * 3600.0, *, dry_run: bool = False) -> list[str]:
+        """Delete what was retired more than `grace` seconds ago and no open snapshot needs; returns the files.
+
+        With `dry_run` only says which. Raises WriteError.
+        """
+        from rollstore.store.vacuum import vacuum
+
+        return _guard(self.path, lambda: vacuum(self.filesystem, grace=grace, dry_run=dry_run))
 
     def recover(self, *, force: bool = False) -> RecoverReport:
         """Seal what dead writers left, move aside what is no part. `force` goes past locks, where they do not work."""
@@ -166,12 +214,12 @@ class Store:
 
         return _guard(self.path, lambda: recover(self.filesystem, force=force))
 
-    def verify(self) -> list[Finding]:
-        """Check every byte and every row; what is wrong, as data."""
+    def verify(self, progress: Progress | None = None) -> list[Finding]:
+        """Check every byte and every row; what is wrong, as data. `progress` gets each file and its bytes read."""
         from rollstore.store.verify import verify
 
         with self.snapshot() as snapshot:
-            return verify(snapshot)
+            return verify(snapshot, progress)
 
     def info(self) -> Info:
         """Counts from the parts' own statistics. Raises CorruptionError where a part is damaged."""
@@ -199,14 +247,33 @@ class Store:
             )
 
 
-def open(path: str | os.PathLike[str], create: bool = False) -> Store:
-    """Open the store in a folder; with `create`, make it where there is none.
+def open(
+    path: str | os.PathLike[str],
+    create: bool = False,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    single_compactor: bool = False,
+) -> Store:
+    """Open the store in a folder, or at an fsspec URL; with `create`, make it where there is none.
+
+    For a URL only: `storage_options` go to fsspec and nowhere else; `spool` is the local folder in which rows wait to
+    be uploaded (ROLLSTORE_SPOOL, or one under XDG_STATE_HOME, where not given); `single_compactor` is the caller's
+    word that no other compaction ever runs, which compacting needs where the place has no put-if-absent.
 
     Raises StoreError where there is no store, or the place cannot hold one, and VersionError where it is newer than
     this library.
     """
-    filesystem = LocalFilesystem(_local(path))
-    return open_on(filesystem, create=create)
+    local = _local(path)
+    if local is not None:
+        if storage_options is not None or spool is not None or single_compactor:
+            raise ValueError(f"open: {local}: storage_options, spool, single_compactor: wanted a URL, got a local path")
+        return open_on(LocalFilesystem(local), create=create)
+    from rollstore.store.remote import open_remote  # fsspec is loaded for remote stores only
+
+    return open_remote(
+        os.fspath(path), create=create, options=storage_options, spool=spool, single_compactor=single_compactor
+    )
 
 
 def open_on(filesystem: Filesystem, *, create: bool = False) -> Store:
@@ -220,7 +287,11 @@ def open_on(filesystem: Filesystem, *, create: bool = False) -> Store:
         data = read_file(filesystem, ABOUT)
     where = filesystem.locate(ABOUT)
     check_version(str(document.parse(data, where).get("format", "")), FORMAT, f"{where}: format")
-    return Store(filesystem, document.decode(data, where))
+    about = document.decode(data, where)
+    try:
+        return Store(filesystem, about)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(f"{where}: wanted store_id, format and created_at, got {error}") from error
 
 
 def _unchanged(snapshot: Snapshot) -> bool:
@@ -237,13 +308,14 @@ def _create(filesystem: Filesystem) -> None:
         document.publish(filesystem, ABOUT, about)
 
 
-def _local(path: str | os.PathLike[str]) -> str:
+def _local(path: str | os.PathLike[str]) -> str | None:
+    """The local path, or None where it is an address of another place."""
     text = os.fspath(path)
     address = re.match(r"(\w[\w+.-]*)(?:://|::)", text)  # one letter before ":/" is a drive, not a protocol
     if address is None:
         return text
     if address[1] not in ("file", "local"):
-        raise StoreError(f"{text}: wanted a local path, got a {address[1]} address; remote stores are not yet possible")
+        return None
     return text.removeprefix("file://").removeprefix("local://")
 
 

@@ -7,9 +7,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from rollstore.errors import RollstoreError
+from rollstore.errors import RemoteError, RollstoreError
 from rollstore.schema import TABLES, problems
 from rollstore.store import commits, frame
+from rollstore.store.ahead import ahead
 from rollstore.store.columns import read_types
 from rollstore.store.crosscheck import Rows
 from rollstore.store.finding import Finding
@@ -25,15 +26,13 @@ Progress = Callable[[str, int], None]
 def verify(snapshot: Snapshot, progress: Progress | None = None) -> list[Finding]:
     """Everything wrong with a snapshot, in order of table and file; an empty list where it is whole.
 
-    `progress` is called with each file read and its number of bytes.
+    `progress` is called with the file and the number of bytes of each batch read.
     """
     found: list[Finding] = []
     for table in TABLES:
         rows = Rows(table)
         for source in _sources(snapshot, table, found):
-            found += _file(source, rows)
-            if progress is not None:
-                progress(source.file, source.size)
+            found += _file(source, rows, progress)
         found += rows.findings()
     found += _rest(snapshot)
     return found
@@ -45,31 +44,59 @@ def _sources(snapshot: Snapshot, table: str, found: list[Finding]) -> Iterator[P
             part = snapshot.part(table, name)
             part.check_head()
             yield part
+        except RemoteError:
+            raise  # the way there failed, and says nothing about the part
         except (RollstoreError, OSError) as error:
             if (table, name) not in snapshot.cache.orphans:
                 found.append(_error("damaged", table, f"{table}/{name}{PART}", str(error)))
     yield from (view for view in snapshot.journals if view.table == table)
 
 
-def _file(source: Part | JournalView, rows: Rows) -> Iterator[Finding]:
+def _file(source: Part | JournalView, rows: Rows, progress: Progress | None) -> Iterator[Finding]:
     """The batches of one file: sums, Arrow's validation, the schema's rules. Good rows go to the checks across rows."""
     table = source.table
-    for number in range(source.batch_count):
-        try:
-            batch = source.batch(number)
-        except (RollstoreError, OSError) as error:
-            yield _error("damaged", table, source.file, str(error), batch=number)
-            continue
-        for problem in problems(pa.Table.from_batches([batch]), table):
-            yield _error(problem.kind, table, source.file, str(problem), batch=number, row=problem.row)
-        rows.add(source, number, batch)
+    for number, (batch, found) in enumerate(ahead(lambda number: _batch(source, number), range(source.batch_count))):
+        yield from found
+        if batch is not None and (missing := _missing(batch, table)):
+            yield _error("null", table, source.file, f"{missing}: wanted a value in every row", batch=number)
+        elif batch is not None:
+            rows.add(source, number, batch)
+        if progress is not None:
+            place = source.tail.batches[number] if isinstance(source, Part) else source.messages[number]
+            progress(source.file, place.length)
+
+
+def _batch(source: Part | JournalView, number: int) -> tuple[pa.RecordBatch | None, list[Finding]]:
+    """One batch, None where it is damaged, and what is wrong with it."""
+    table = source.table
+    try:
+        batch = source.batch(number)
+    except RemoteError:
+        raise
+    except (RollstoreError, OSError) as error:
+        return None, [_error("damaged", table, source.file, str(error), batch=number)]
+    wrong = problems(pa.Table.from_batches([batch]), table)
+    return batch, [_error(p.kind, table, source.file, str(p), batch=number, row=p.row) for p in wrong]
+
+
+def _missing(batch: pa.RecordBatch, table: str) -> str | None:
+    """A column that every row of ours has, and some row here has not: its rows cannot be told apart."""
+    wanted = {"written_by": pa.string(), "written_row": pa.int64()}
+    wanted |= {"rollout_id": pa.string(), "segment": pa.int32()} if table == "rollouts" else {}
+    for name, type_ in wanted.items():
+        number = batch.schema.get_field_index(name)
+        if number < 0 or batch.column(number).null_count or not batch.column(number).type.equals(type_):
+            return name
+    return None
 
 
 def _rest(snapshot: Snapshot) -> Iterator[Finding]:
     """What belongs to no table: the log, the columns' types, unfinished journals, files that are none of ours."""
     try:
-        commits.read_log(snapshot.filesystem, commits.Log())
+        commits.read_log(snapshot.filesystem, whole=True)
         types = read_types(snapshot.filesystem)
+    except RemoteError:
+        raise
     except RollstoreError as error:
         yield _error("damaged", "", commits.FOLDER, str(error))
         types = {}

@@ -226,11 +226,12 @@ class Writer:
 
     def after_fork(self) -> None:
         """In a forked child: the file, its lock and the rows under way belong to the parent."""
-        for journal in (self._journal, self._abandoned):
+        journals, sealer = (self._journal, self._abandoned), self._sealer
+        self._start()  # first: the lock may be held by a thread that is not here
+        for journal in journals:
             if journal is not None:
                 journal.close()
-        self._sealer.forget()
-        self._start()
+        sealer.forget()
 
 
 def _with_run(table: pa.Table, run: str) -> pa.Table:

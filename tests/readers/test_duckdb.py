@@ -12,11 +12,14 @@ import duckdb
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
 from rollstore.errors import CorruptionError
+from rollstore.readers.arrow import dataset
 from rollstore.readers.duckdb import VIEWS, connect, lock
+from rollstore.readers.flat import ACTIONS, Flattened
 from rollstore.schema import Rollout, Sampler, Span, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
@@ -472,6 +475,27 @@ def test_parts_that_cannot_hold_the_answer_stay_closed(store: Store) -> None:
         assert ask(connection, "SELECT value FROM scores WHERE rollout_id = 'a'") == [(1.0,)]
         with pytest.raises(duckdb.Error, match=damaged.name):
             ask(connection, "SELECT value FROM scores")
+
+
+def test_actions_of_parts_that_cannot_hold_the_answer_stay_closed_and_none_is_lost(store: Store) -> None:
+    versions = {"a": [3, 3, 3, 3], "b": [None, 4, 4, 5], "c": None, "d": [8, 8, None, 8]}
+    for step, (name, own) in enumerate(versions.items()):
+        write(store, rollout(name, step=step, weight_versions=own))
+    with connect(store) as connection:
+        count = "SELECT count(*), min(rollout_id), max(rollout_id) FROM actions WHERE "
+        assert ask(connection, f"{count} weight_version IS NULL") == [(6, "b", "d")]
+        assert ask(connection, f"{count} weight_version = 4") == [(2, "b", "b")]
+        assert ask(connection, f"{count} weight_version > 4 OR step = 0") == [(8, "a", "d")]
+        assert ask(connection, f"{count} weight_version IS NOT NULL AND rollout_id < 'd'") == [(7, "a", "b")]
+        assert ask(connection, "SELECT count(*) FROM tokens WHERE step >= 2 AND is_action") == [(8,)]
+        assert ask(connection, "SELECT count(*) FROM actions") == [(16,)]
+    damaged = next(p for p in store.parts("rollouts") if p.statistics.ranges["rollout_id"].min == "d")
+    _flip(damaged.path, damaged.tail.batches[0].offset + damaged.tail.batches[0].length // 2)
+    with open_store(store.path).snapshot() as snapshot:
+        rows = Flattened(dataset(snapshot, "rollouts"), None, ACTIONS)
+        assert rows.to_table(columns=["token"], filter=pc.field("weight_version") == 3).num_rows == 4
+        with pytest.raises(CorruptionError, match=damaged.name):
+            rows.to_table(columns=["token"], filter=pc.field("weight_version").is_null())
 
 
 def test_a_column_that_only_some_parts_have_is_null_in_the_others(store: Store) -> None:

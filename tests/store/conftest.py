@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,11 @@ from rollstore.store.store import open as open_store
 from rollstore.testing import MemoryFilesystem
 
 Make = Callable[..., list[Rollout]]
+
+
+def rounds(usual: int, thorough: int) -> int:
+    """How often a test that draws at random does it: with ROLLSTORE_THOROUGH set, as often as one should once."""
+    return thorough if os.environ.get("ROLLSTORE_THOROUGH") else usual
 
 
 def rollout(name: str, tokens: int = 6, **fields: object) -> Rollout:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +34,7 @@ class InlineThread:
 
 @pytest.fixture(autouse=True)
 def _threads_run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal.threading, "Thread", InlineThread)
+    monkeypatch.setattr(seal, "threading", SimpleNamespace(Thread=InlineThread, Lock=threading.Lock))
 
 
 class Promises:
@@ -220,6 +223,53 @@ def test_compaction_and_vacuum_that_die_at_any_verb_change_no_row(seed: int, act
             assert len(after.list("rollouts")) == 1
         if not fault.fired:
             break
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("action", ["compact", "vacuum", "recover"])
+def test_upkeep_that_a_disk_refuses_at_any_verb_changes_no_row_and_can_be_done_again(
+    action: str, lasting: bool
+) -> None:
+    names = {f"r{i}" for i in range(4)}
+    at = 0
+    while True:
+        at += 1
+        disk = new_disk(at)
+        store = open_on(disk)
+        for name in sorted(names):
+            if action == "recover":
+                writer = store.writer()
+                writer.append(rollout(name))
+                writer.flush(sync=True)
+            else:
+                store.append("rollouts", [rollout(name)])
+        disk.kill()
+        if action == "vacuum":
+            store.compact()
+            disk.age(100)
+        work = {"compact": store.compact, "vacuum": partial(store.vacuum, grace=10), "recover": store.recover}[action]
+        fault = disk.fault = Fault(at=at, code=errno.ENOSPC, lasting=lasting)
+        with suppress(WriteError):
+            work()
+        disk.fault = None
+        assert ids(open_on(disk)) == dict.fromkeys(names, 1)
+        work()
+        # What was refused and then done is as durable as what was done at once.
+        for after in (disk.crash(), disk):
+            again = open_on(after)
+            assert ids(again) == dict.fromkeys(names, 1)
+            after.age(1_000_000)
+            after.kill()
+            again.recover()
+            again.compact()
+            again.vacuum(grace=0)
+            assert ids(open_on(after)) == dict.fromkeys(names, 1)
+            assert errors(open_on(after)) == []
+            assert len(after.list("rollouts")) == 1
+            assert not after.list("staging")
+        if not fault.fired:
+            break
+    assert at > 3
 
 
 def test_a_failed_sync_is_an_error_and_the_file_is_never_synced_again() -> None:

@@ -79,7 +79,7 @@ def open_file(file: bytes) -> list[pa.RecordBatch]:
     for batch in tail.batches:
         message = file[batch.offset : batch.offset + batch.length]
         frame.check_message(message, batch, "batch")
-        found.append(frame.decode(tail.schema, message, "batch"))
+        found.append(frame.Decoder(tail.schema).decode(message, "batch"))
     return found
 
 
@@ -111,7 +111,7 @@ def test_a_message_comes_back_bit_for_bit_whatever_its_slice(
     found = frame.next_message(message, 0)
     assert found is not None
     assert (found.length, found.rows) == (len(message), part.num_rows)
-    assert bits(frame.decode(SCHEMA, message, "")) == bits(part)
+    assert bits(frame.Decoder(SCHEMA).decode(message, "")) == bits(part)
 
 
 @settings(max_examples=60, deadline=None)
@@ -143,7 +143,7 @@ def test_head_and_messages_one_after_the_other_are_an_arrow_stream() -> None:
 
 def test_a_batch_of_one_column_can_be_read_alone() -> None:
     message = frame.encode_message(SMALL)
-    assert frame.decode(SCHEMA, message, "", [5]).to_pydict() == {"key": SMALL.column("key").to_pylist()}
+    assert frame.Decoder(SCHEMA).decode(message, "", [5]).to_pydict() == {"key": SMALL.column("key").to_pylist()}
 
 
 def test_a_slice_takes_the_room_of_its_own_rows_and_holds_no_other() -> None:
@@ -154,7 +154,7 @@ def test_a_slice_takes_the_room_of_its_own_rows_and_holds_no_other() -> None:
     message = frame.encode_message(batch.slice(500, 1))
     assert len(message) == len(frame.encode_message(fresh))
     assert b"secret-499" not in message
-    assert bits(frame.decode(batch.schema, message, "")) == bits(fresh)
+    assert bits(frame.Decoder(batch.schema).decode(message, "")) == bits(fresh)
 
 
 def test_every_flipped_bit_of_a_small_file_is_found() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rollstore.errors import CorruptionError
@@ -162,6 +164,85 @@ def test_half_empty_and_foreign_files_are_listed_never_read_and_moved_aside(stor
     )
     assert store.info().orphans == ()
     assert errors(store) == []
+
+
+def test_half_empty_and_foreign_files_in_every_folder_are_harmless_and_only_foreign_names_are_moved(
+    store: Store,
+) -> None:
+    for number in range(3):
+        store.append("rollouts", [rollout(f"r{number}-{n}", extra={"x_mine": n}) for n in range(10)])
+    store.append("scores", pa.table({"rollout_id": ["r0-0"], "scorer": ["judge"], "value": [0.5]}))
+    folder = Path(store.path)
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    part = next(path for path in whole if path.parent.name == "rollouts")
+    folders = [path for path in folder.iterdir() if path.is_dir()]
+    assert len(folders) == 9
+    for place in folders:
+        (place / "empty").touch()
+        (place / "notes.txt").write_text("mine")
+        (place / "shard-4.parquet").write_bytes(b"PAR1" + bytes(200))
+        (place / f"half-{part.name}").write_bytes(whole[part][: len(whole[part]) // 2])
+        (place / "within").mkdir()
+        (place / "within" / part.name).write_bytes(whole[part])
+        (place / "link.arrow").symlink_to(part)
+    (folder / "cache" / "lease-x-y").touch()
+    (folder / "cache" / f"lease-{7:010d}-").touch()
+    (folder / "cache" / "index-0.index").write_bytes(whole[part][:500])
+    (folder / "staging" / "half.part").write_bytes(whole[part][:500])
+    read = open_store(folder)
+    wanted = once(*(f"r{number}-{n}" for number in range(3) for n in range(10)))
+    assert ids(read) == wanted
+    assert read.get("r1-3")[0].rollout_id == "r1-3"
+    assert errors(read) == []
+    info = read.info()
+    assert (info.tables["rollouts"].rows, info.tables["rollouts"].parts, info.tables["scores"].rows) == (30, 3, 1)
+    assert len(info.orphans) == 4 * 7, "those of staging and cache are disposable"
+    read.append("rollouts", [rollout("later", extra={"x_mine": 1})])
+    read.compact()
+    report = read.recover()
+    assert len(report.moved) == 4 * 8
+    assert read.info().orphans == ()
+    assert {path: path.read_bytes() for path in whole} == whole, "nothing else is changed"
+    read.vacuum(grace=0)
+    assert ids(open_store(folder)) == wanted + once("later")
+    assert open_store(folder).recover().moved == []
+    moved = {path.read_bytes() for path in (folder / "orphans").rglob("*") if path.is_file()}
+    assert moved == {b"", b"mine", b"PAR1" + bytes(200), whole[part][: len(whole[part]) // 2]}
+
+
+def test_half_a_part_beside_its_journal_is_moved_aside_and_the_journal_sealed(disk: MemoryFilesystem) -> None:
+    file = left_behind(disk, "a", "b")
+    data = contents(disk, file)
+    store = open_on(disk)
+    (name,) = store.recover().sealed
+    part = f"rollouts/{name}.arrow"
+    half = contents(disk, part)[:900]
+    overwrite(disk, part, half)
+    disk.create(file).write(0, data)
+    disk.kill()
+    report = open_on(disk).recover()
+    assert report.sealed == [name]
+    assert [contents(disk, path) for path in report.moved] == [half]
+    assert ids(open_on(disk)) == once("a", "b")
+    assert errors(open_on(disk)) == []
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format":"1.0","number":1', b"junk"])
+@pytest.mark.parametrize("file", ["commits/0000000001.json", "columns/x_mine.json"])
+def test_a_damaged_document_under_one_of_our_names_is_an_error_and_stays(
+    store: Store, file: str, content: bytes
+) -> None:
+    for name in "ab":
+        store.append("rollouts", [rollout(name, extra={"x_mine": 1})])
+    store.compact()
+    path = Path(store.path) / file
+    path.write_bytes(content)
+    with pytest.raises(CorruptionError, match=path.name):
+        ids(open_store(store.path))
+    for work in (open_store(store.path).recover, open_store(store.path).vacuum):
+        with suppress(CorruptionError):
+            work()
+    assert path.read_bytes() == content
 
 
 def test_a_damaged_part_is_an_error_and_is_not_moved(store: Store) -> None:

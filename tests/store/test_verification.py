@@ -95,6 +95,21 @@ def test_noise_drawn_twice_is_found_and_noise_at_other_positions_is_not(store: S
     assert f"key {2**63 + 5}, sample 1, segment 0, position 3" in finding.message
 
 
+def test_another_run_or_step_may_draw_under_the_same_key(store: Store) -> None:
+    keyed = {"replay_key": 7, "replay_sample": 1, "noise": NOISE}
+    for run, step in (("one", 1), ("two", 1), ("one", 2)):
+        store.append("rollouts", [rollout(f"{run}-{step}", run_id=run, step=step, **keyed)])
+    assert store.verify() == []
+    store.append("rollouts", [rollout("again", run_id="one", step=2, **keyed)])
+    assert kinds(store) == ["noise_reused"]
+
+
+def test_a_rollout_written_twice_draws_its_own_noise_once(store: Store) -> None:
+    for _ in range(2):
+        store.append("rollouts", [rollout("a", replay_key=7, replay_sample=1, noise=NOISE)])
+    assert kinds(store) == ["repeated_row"]
+
+
 def test_noise_keyed_in_a_span_counts_for_its_positions_only(store: Store) -> None:
     def spans(key: int) -> list[Span]:
         return [

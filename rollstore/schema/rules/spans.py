@@ -16,8 +16,6 @@ from rollstore.schema.problem import Problem, at
 from rollstore.schema.rollouts import LOGPROB_KINDS
 from rollstore.schema.rules.lengths import same_extents
 
-SAMPLED = pa.scalar("sampled")
-
 
 @dataclass(frozen=True)
 class Partition:
@@ -74,7 +72,9 @@ def spans(rows: Rows) -> Iterator[Problem]:
     )  # fmt: skip
     is_action, origin = _bools(fields["is_action"]), fields["origin"]
     if origin.null_count < len(origin):
-        odd = np.flatnonzero(_bools(pc.not_equal(pc.equal(origin, SAMPLED), pa.array(is_action))))
+        odd = np.flatnonzero(
+            _bools(pc.not_equal(pc.equal(origin, pa.scalar("sampled", pa.string())), pa.array(is_action)))
+        )
         what, wanted = "an origin that does not fit is_action", "sampled for actions, another origin for the rest"
         yield from at("spans.origin", "origin_mismatch", lists.row_of(odd), what, wanted)
     samplers, named = rows.list("samplers"), fields["sampler"]

@@ -1,0 +1,122 @@
+"""The order of rows in a compacted part: those of one prompt group next to each other, a bounded number at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rollstore.store.part import BATCH_BYTES, row_bytes
+
+WINDOW_BYTES = 256 << 20
+"""Decoded bytes that are held to bring groups together; rows of a group further apart stay apart."""
+
+_PIECE_BYTES = 16 << 20  # rows that are put in order at once: far too few for 2^31 list elements, even of one bit
+_SLICE_BYTES = 32 << 10  # of a run of rows that is worth a slice; Arrow picks smaller ones faster one by one
+_GROUP = ("run_id", "step", "group_id")
+
+
+def in_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, those of one group together; groups, and rows in them, in the order they came.
+
+    Batches of one schema. Rows without a group stay where they are. Holds `WINDOW_BYTES`, or one batch.
+    """
+    window: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if window and size + batch.nbytes > WINDOW_BYTES:
+            yield from _ordered(window)
+            window, size = [], 0
+        window.append(batch)
+        size += batch.nbytes
+    yield from _ordered(window)
+
+
+def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order, small batches joined to at most `BATCH_BYTES`, larger ones cut."""
+    together: list[pa.RecordBatch] = []
+    size = 0
+    for batch in (piece for whole in batches for piece in _cut(whole)):
+        if together and size + batch.nbytes > BATCH_BYTES:
+            yield _joined(together)
+            together, size = [], 0
+        together.append(batch)
+        size += batch.nbytes
+    if together:
+        yield _joined(together)
+
+
+def _ordered(window: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    order = _order(window)
+    if order is None:
+        yield from window
+        return
+    starts = np.cumsum([0, *(batch.num_rows for batch in window)])
+    sizes = np.concatenate([_sizes(batch) for batch in window])[order]
+    for start, stop in _runs(sizes, _PIECE_BYTES):
+        yield from _gathered(window, starts, order[start:stop], float(sizes[start:stop].sum()))
+
+
+def _order(window: list[pa.RecordBatch]) -> Any:
+    """int64 [rows]: the rows in order of their groups, or None where they stand so already."""
+    if not window or "group_id" not in window[0].schema.names:
+        return None
+    names = [name for name in _GROUP if name in window[0].schema.names]
+    first: dict[tuple[object, ...], int] = {}
+    order: list[int] = []
+    for batch in window:
+        keys = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        for key in keys:
+            number = len(order)
+            order.append(number if key[-1] is None else first.setdefault(key, number))
+    ranks = np.array(order)
+    return None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
+
+
+def _gathered(window: list[pa.RecordBatch], starts: Any, rows: Any, size: float) -> Iterator[pa.RecordBatch]:
+    """Some rows of a window in the order asked for, `size` bytes in all."""
+    source = np.searchsorted(starts, rows, side="right") - 1
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(source) != 0)) + 1
+    if size / (len(breaks) + 1) >= _SLICE_BYTES or not len(breaks):
+        for first, stop in pairwise([0, *breaks.tolist(), len(rows)]):
+            yield window[source[first]].slice(int(rows[first] - starts[source[first]]), stop - first)
+        return
+    pieces: list[pa.RecordBatch] = []
+    places: list[Any] = []
+    for number in np.unique(source):
+        at = np.flatnonzero(source == number)
+        pieces.append(window[number].take(pa.array(rows[at] - starts[number])))
+        places.append(at)
+    yield pa.concat_batches(pieces).take(pa.array(np.argsort(np.concatenate(places))))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of at most `BATCH_BYTES`, or of one row."""
+    if batch.nbytes <= BATCH_BYTES or batch.num_rows == 1:
+        yield batch
+        return
+    for start, stop in _runs(_sizes(batch), BATCH_BYTES):
+        yield batch.slice(start, stop - start)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _sizes(batch: pa.RecordBatch) -> Any:
+    """float64 [rows]: decoded bytes."""
+    return np.sum([row_bytes(column) for column in batch.columns], axis=0)
+
+
+def _runs(sizes: Any, limit: int) -> Iterator[tuple[int, int]]:
+    """Consecutive runs of at most `limit` bytes, or of one row."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        before = ends[start - 1] if start else 0.0
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield start, stop
+        start = stop
