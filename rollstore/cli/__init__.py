@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from rollstore import __version__
-from rollstore.cli import console, data, query, replay, upkeep
+from rollstore.cli import (
+    check_tokens,
+    console,
+    data,
+    exchange,
+    gate,
+    gateway,
+    look,
+    migrate,
+    mismatch,
+    query,
+    replay,
+    upkeep,
+)
 from rollstore.cli.failure import BAD_USE, Commands
 from rollstore.schema import VERSION
 
@@ -21,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for commands in (data, query, upkeep, replay):
+for commands in (data, query, upkeep, migrate, exchange, replay, mismatch, gate, gateway, look, check_tokens):
     app.add_typer(commands.app)
 
 

@@ -75,7 +75,7 @@ def contents(path: str) -> Contents:
         in_parts = tally.tokens
         for view in snapshot.views("rollouts"):
             add(tally, view.batches(_COLUMNS))
-        schemas = {_schema(part.schema) for name in about.tables for part in snapshot.parts(name)}
+        schemas = {part.schema_version for name in about.tables for part in snapshot.parts(name)}
     return Contents(
         path=store.path,
         store_id=store.store_id,
@@ -149,10 +149,6 @@ def show(console: Console, found: Contents) -> None:
         numbers = (sizes.rows, sizes.parts, sizes.bytes, sizes.rows_in_journals)
         table.add_row(f"  {name}", *(f"{number:,}" for number in numbers))
     put(console, table)
-
-
-def _schema(schema: pa.Schema) -> str:
-    return (schema.metadata or {}).get(b"rollstore.schema", b"").decode()
 
 
 def _most(counts: dict[str, int]) -> str:

@@ -93,23 +93,32 @@ def show(
         str | None,
         typer.Option(metavar="PATH", help="A tokenizer to read the ids with, where the record has no token bytes."),
     ] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="ID", help="The evaluation whose log-probs --tokens shows as the trainer's.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The training step whose advantages and weights it shows.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one rollout, as text or token by token.
 
     First who made it and how it ended, then its turns, each action in the colour of its probability. Without colour,
-    a bar behind an unlikely token says how unlikely. A version of the weights that changes is marked.
+    a bar behind an unlikely token says how unlikely. A version of the weights that changes is marked. --tokens also has
+    what the trainer made of the actions, where it is stored once, or --evaluation and --step say which is meant.
     """
     from rollstore.cli.header import header
     from rollstore.cli.show import turns
     from rollstore.cli.tokens import sums, texts, tokens
     from rollstore.cli.trace import trace
+    from rollstore.cli.trained import trained
     from rollstore.cli.transformers import require_folder
     from rollstore.store.store import open as open_store
 
     if tokenizer is not None:
         require_folder(tokenizer, "tokenizer")
-    recorded = open_store(store).get(rollout_id)
+    opened = open_store(store)
+    recorded = opened.get(rollout_id)
     chosen = [one for one in recorded if segment is None or one.segment == segment]
     if not chosen:
         have = ", ".join(str(one.segment) for one in recorded)
@@ -117,9 +126,12 @@ def show(
     if as_json and not as_table:
         console.emit(document({"rollout_id": rollout_id, "segments": chosen}))
         return
-    read = [(one, tokens(one, texts(one, tokenizer))) for one in chosen]
+    beside = trained(opened, recorded, evaluation=evaluation, step=step) if as_table else {}
+    read = [(one, tokens(one, texts(one, tokenizer), beside.get(one.segment))) for one in chosen]
     if as_json:
-        tables = [{"segment": one.segment, "tokens": rows, "sums": sums(one, rows)} for one, rows in read]
+        tables = [
+            {"segment": one.segment, "tokens": rows, "sums": sums(one, rows, beside[one.segment])} for one, rows in read
+        ]
         console.emit(document({"rollout_id": rollout_id, "segments": tables}))
         return
     out = console.stdout()
@@ -128,6 +140,6 @@ def show(
             out.print()
         header(out, one, of=len(recorded))
         if as_table:
-            trace(out, rows, sums(one, rows))
+            trace(out, rows, sums(one, rows, beside[one.segment]), beside[one.segment])
         else:
             turns(out, one, rows)

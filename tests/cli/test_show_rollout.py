@@ -172,6 +172,7 @@ def test_the_json_of_the_token_table_has_sums(shown_store: str, run: Run) -> Non
     assert table["tokens"][10] == {
         "position": 10, "token": 10, "text": " use", "role": "assistant", "origin": None, "is_action": True,
         "trainable": True, "logprob": pytest.approx(-0.9), "weight_version": 3, "head_rank": 1,
+        "trainer_logprob": None, "ratio": None, "advantage": None, "weight": None,
     }  # fmt: skip
     assert table["sums"]["counts"]["action_mask"] == 9
     assert table["sums"]["roles"]["user"] == [6, 0, 0.0]

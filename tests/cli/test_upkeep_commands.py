@@ -87,6 +87,62 @@ def test_compact_merges_and_vacuum_deletes_what_was_merged(store: str, run: Run)
     assert run("verify", store).exit_code == 0
 
 
+def two_runs(store: str) -> None:
+    with open_store(store).writer() as writer:
+        writer.append(
+            [
+                Rollout(rollout_id=f"{run}-{n}", run_id=run, tokens=[1, 2], action_mask=[False, True],
+                        weight_versions=[n]) for run in ("one", "two") for n in range(3)
+            ]
+        )  # fmt: skip
+
+
+def test_vacuum_keeps_the_runs_and_versions_asked_for_and_says_what_goes_first(store: str, run: Run) -> None:
+    before = json.loads(run("ls", store, "--json").stdout)["total"]
+    two_runs(store)
+    rules = ["--keep", "run=one", "--keep", "version=2..", "--keep", "30d"]
+    assert run("vacuum", store, *rules).stdout == f"{store}: everything stays\n{store}: 0 files deleted\n"
+    rules = ["--keep", "run=one", "--keep", "version=2.."]
+    result = run("vacuum", store, *rules, "--dry-run")
+    assert "would be retired: rollouts: 2 rows (0 parts whole, 1 in part, 0.0 MB)" in result.stdout
+    assert json.loads(run("ls", store, "--json").stdout)["total"] == before + 6
+    read = json.loads(run("vacuum", store, *rules, "--days", "0", "--json").stdout)
+    assert read["retired"]["rollouts"] | {"bytes": 0} == {"rows": 2, "parts": 0, "rewritten": 1, "bytes": 0}
+    assert len(read["deleted"]) == 1
+    assert json.loads(run("ls", store, "--json").stdout)["total"] == before + 4
+    assert run("verify", store).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (["everything"], "got 'everything'"),
+        (["3w"], "got '3w'"),
+        (["3d", "4d"], "got '4d'"),
+        (["version="], "got neither"),
+        (["version=9..4"], "not after the last"),
+    ],
+)
+def test_vacuum_refuses_rules_that_mean_nothing(rules: list[str], said: str, store: str, run: Run) -> None:
+    result = run("vacuum", store, *(part for rule in rules for part in ("--keep", rule)))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_one_of_two_contents_is_dropped_by_the_origin_that_verify_names(store: str, run: Run) -> None:
+    with open_store(store).writer() as writer:
+        writer.append(Rollout(rollout_id="cut", tokens=[1, 2], action_mask=[False, True]))
+    (finding,) = json.loads(run("verify", store, "--json").stdout)["findings"]
+    origin = finding["message"].split("origins ")[1].split(" and ")[0]
+    assert run("compact", store, "--drop-row", origin).stdout == f"{store}: 1 row dropped\n"
+    assert run("verify", store).exit_code == 0
+    again = run("compact", store, "--drop-row", origin, "--json")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "got none with this origin" in again.stderr
+    assert run("compact", store, "--drop-row", "x").exit_code == 2
+
+
 @pytest.mark.parametrize("options", [["--part-mib", "0"], ["--codec", "zip"]])
 def test_compact_refuses_options_that_mean_nothing(options: list[str], store: str, run: Run) -> None:
     result = run("compact", store, *options)
