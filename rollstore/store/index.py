@@ -29,7 +29,9 @@ from rollstore.store.snapshot import Snapshot
 
 TABLE, ID, KEY = "rollouts", "rollout_id", ["rollout_id", "segment"]
 _KIND, _PARTS_KEY = "index", "rollstore.index.parts"
-_WORTH_KEEPING = 10_000  # rows; a smaller segment is read again in less time than a file takes to write
+_WORTH_KEEPING = 10_000
+"""Rows, each part counted as many more as opening it costs; less is read again in the time that a file takes."""
+_A_PART = 500  # rows
 _SCHEMA = pa.schema(
     [("hash", pa.uint64()), ("key", pa.uint64()), ("part", pa.int32()), ("batch", pa.int32()), ("row", pa.int32())]
 )
@@ -167,7 +169,7 @@ class Index:
                         self._filesystem.delete(old.file)
         with suppress(OSError):  # a folder we may only read: the index lives as long as the process
             for number, segment in enumerate(segments):
-                if segment.file is None and len(segment.hash) >= _WORTH_KEEPING:
+                if segment.file is None and len(segment.hash) + _A_PART * len(segment.parts) >= _WORTH_KEEPING:
                     segments[number] = _save(self._filesystem, segment)
 
 

@@ -96,7 +96,7 @@ class Part:
 
     @property
     def rows(self) -> int:
-        return self.statistics.rows
+        return statistics.row_count(self.summary)
 
     @property
     def batch_count(self) -> int:
@@ -174,7 +174,7 @@ def open_part(filesystem: Filesystem, table: str, name: str) -> Part:
     part.__dict__["tail"] = tail
     claims.check_columns(part.schema, table, file)
     try:
-        rows = part.rows
+        rows = part.statistics.rows
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptionError(f"{file}: tail: the statistics cannot be read") from error
     if rows != sum(batch.rows for batch in tail.batches):

@@ -82,6 +82,18 @@ def decode(text: str) -> Statistics:
     return Statistics(int(document["rows"]), ranges)
 
 
+class _Rows(msgspec.Struct):
+    rows: int
+
+
+_rows = msgspec.json.Decoder(_Rows)
+
+
+def row_count(text: str) -> int:
+    """The rows alone, of a text that `decode` takes: a tenth of the time."""
+    return _rows.decode(text).rows
+
+
 def bounds(value: Statistics, held: pa.Schema, column: str) -> Range | None:
     """What is known of a column in every row of a part; None where nothing is.
 
