@@ -23,6 +23,10 @@ from rollstore.store.part import split, without_null_columns
 from rollstore.store.seal import Sealer
 from rollstore.store.store import Store
 
+# Arrow looks for pandas at the first value it makes. Not in a writer's thread, a forked child or at exit, where the
+# import of something large may fail or be cut in two: here, where a writer is about to be made.
+pa.scalar("", pa.string())
+
 _T = TypeVar("_T")
 Appendable = Rollout | Sequence[Rollout] | pa.RecordBatch | pa.Table
 

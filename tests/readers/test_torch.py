@@ -481,8 +481,8 @@ def test_ranks_that_disagree_are_told_what_differs(filled: Store) -> None:
     agree(rank(0), rank(1))
     for other, said in (
         (rank(1, seed=7), "rank 1: seed: wanted 0 as on rank 0, got 7"),
-        (rank(1, tokens_per_batch=40), "rank 1: steps: wanted"),
-        (rank(1, where=pc.field("reward") > 0), "rank 1: steps: wanted"),
+        (rank(1, tokens_per_batch=40), "rank 1: tokens_per_batch: wanted 30 as on rank 0, got 40"),
+        (rank(1, where=pc.field("reward") > 0), "rank 1: selection: wanted"),
         (rank(0), r"ranks: wanted each of 0 to 1 once, got \[0, 0\]"),
     ):
         with pytest.raises(StoreError, match=said):

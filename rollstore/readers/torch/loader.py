@@ -323,7 +323,8 @@ class RolloutLoader(IterableDataset[Any]):
     def terms(self) -> dict[str, Any]:
         """What ranks must agree on, and the rank, which must differ: for `check_ranks`."""
         limits = {"tokens_per_batch": self._budget, "rollouts_per_batch": self._most}
-        return {"rank": self._rank, "world_size": self._world_size, "steps": len(self), **limits, **self.state_dict()}
+        # What makes the number of steps differ comes before it: the first difference is the one that is told.
+        return {"rank": self._rank, "world_size": self._world_size, **limits, **self.state_dict(), "steps": len(self)}
 
     def _state(self, epoch: int, position: int) -> dict[str, Any]:
         info = get_worker_info()
