@@ -11,8 +11,12 @@ import errno
 import fcntl
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Protocol
+
+_TRIES, _MOMENT = 100, 0.002
+"""How often, and after how many seconds, a new file is locked that somebody sweeping looks at."""
 
 
 class ReadHandle(Protocol):
@@ -166,10 +170,16 @@ class LocalFilesystem:
 
     def create(self, path: str) -> WriteHandle:
         fd = os.open(self.locate(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        handle = self._locked(fd, path)
-        if handle is None:
-            raise FileExistsError(errno.EEXIST, "another process took the new file", self.locate(path))
-        return handle
+        for _ in range(_TRIES):
+            handle = self._locked(fd, path)
+            if handle is not None:
+                return handle
+            # Between creating and locking, a vacuum or recovery may have taken it for a file of the dead: it deletes it
+            # or lets it go. It is empty, and nobody else makes a file of this name once it was ours.
+            time.sleep(_MOMENT)
+            fd = os.open(self.locate(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, "another process took the new file", self.locate(path))
 
     def lock(self, path: str) -> WriteHandle | None:
         return self._locked(os.open(self.locate(path), os.O_RDWR | os.O_CLOEXEC), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -234,3 +235,26 @@ def test_a_writer_with_wrong_arguments_is_refused_when_it_is_made(
 ) -> None:
     with pytest.raises(error, match=said):
         store.writer(**wrong)  # pyright: ignore  the wrong type is the point
+
+
+@pytest.mark.parametrize("swept", ["looked at", "deleted"])
+def test_a_new_file_that_a_sweep_meets_before_it_is_locked_is_made_all_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch, swept: str
+) -> None:
+    place, lock = store.filesystem, fcntl.flock
+    turns = iter([True, False, False])
+
+    def flock(fd: int, how: int) -> None:
+        if next(turns):
+            if swept == "deleted":
+                place.delete("staging/new")
+            else:
+                raise BlockingIOError
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    handle = place.create("staging/new")
+    handle.write(0, b"here")
+    assert place.list("staging") == ["new"]
+    assert place.lock("staging/new") is None  # it is locked, under the name
+    handle.close()
