@@ -64,6 +64,7 @@ ONLY_IN = {
     "vllm": ("writers/vllm", "replay/samplers/vllm.py"),
     "ray": ("readers/ray.py",),
     "matplotlib": ("diagnose/plots.py",),
+    "numba": ("replay/noise_numba.py",),
     "pandas": (),
     "datasets": (),
     "trl": ("writers/trl.py",),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollstore.replay import noise
+from rollstore.replay import noise, noise_numba
 
 SPEC = Path(__file__).parents[2] / "spec"
 VECTORS: dict[str, Any] = json.loads((SPEC / "vectors" / "noise.json").read_text())
@@ -68,6 +68,14 @@ def spec_word(key: int, sample: int, segment: int, position: int, token: int) ->
     return c[token % 4]
 
 
+def drawn(library: str, monkeypatch: pytest.MonkeyPatch, **where: Any) -> Any:
+    """`gumbel` by numpy, by numba or by torch."""
+    if library == "torch":
+        return noise.gumbel_torch(**where).numpy()
+    monkeypatch.setattr(noise, "_numba_is_installed", lambda: library == "numba")
+    return noise.gumbel(**where)
+
+
 @pytest.mark.parametrize("vector", VECTORS["philox"], ids=lambda vector: vector["words"][0])
 def test_philox_gives_random123s_answers(vector: dict[str, list[str]]) -> None:
     counter, key = ([int(word, 16) for word in vector[name]] for name in ("counter", "key"))
@@ -87,11 +95,13 @@ def test_the_spec_read_line_by_line_turns_a_word_into_its_vector(vector: dict[st
 
 
 @pytest.mark.parametrize("vector", VECTORS["draws"], ids=lambda vector: vector["key"])
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_a_row_of_noise_is_its_vector_to_the_last_bit(vector: dict[str, Any], library: str) -> None:
+@pytest.mark.parametrize("library", ["numpy", "numba", "torch"])
+def test_a_row_of_noise_is_its_vector_to_the_last_bit(
+    vector: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = {name: vector[name] for name in ("sample", "segment", "vocab_size")}
     where |= {"key": int(vector["key"], 16), "positions": [vector["position"]]}
-    row = noise.gumbel(**where)[0] if library == "numpy" else noise.gumbel_torch(**where)[0].numpy()
+    row = drawn(library, monkeypatch, **where)[0]
     assert hashlib.sha256(row.astype("<f4").tobytes()).hexdigest() == vector["sha256"]
     assert [f"0x{bits(row[token]):08x}" for token in vector["tokens"]] == vector["gumbel"]
 
@@ -110,14 +120,55 @@ def test_the_constants_of_the_spec_are_those_of_the_code() -> None:
         assert f"{value:g} | `0x{bits(value):08x}`" in text or f"{value!r} | `0x{bits(value):08x}`" in text
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 49_152), (7, 201), (3, 60_000), (40, 37), (1, 1), (2, 4)])
-def test_numpy_and_torch_agree_to_the_last_bit_for_any_shape(rows: int, vocab: int) -> None:
+@pytest.mark.parametrize("library", ["numba", "torch"])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 49_152), (7, 201), (3, 60_000), (40, 37), (1, 1), (2, 4), (1, 4_097)])
+def test_all_libraries_agree_with_numpy_to_the_last_bit_for_any_shape(
+    rows: int, vocab: int, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     where = {"key": 2**64 - 3, "sample": 9, "segment": 1, "positions": np.arange(rows) * 13 + 2, "vocab_size": vocab}
-    ours, theirs = noise.gumbel(**where), noise.gumbel_torch(**where)
-    assert ours.dtype == np.float32
-    assert theirs.dtype == torch.float32
+    ours, theirs = drawn("numpy", monkeypatch, **where), drawn(library, monkeypatch, **where)
+    assert ours.dtype == theirs.dtype == np.float32
     assert ours.shape == (rows, vocab)
-    assert ours.tobytes() == theirs.numpy().tobytes()
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_the_exponentials_of_numba_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    where: dict[str, Any] = {"key": 11, "sample": 2, "positions": [3, 2**31 - 1], "vocab_size": 5_003}
+    found = []
+    for installed in (True, False):
+        monkeypatch.setattr(noise, "_numba_is_installed", lambda installed=installed: installed)
+        found.append(noise.exponential(**where).tobytes())
+    assert found[0] == found[1]
+
+
+def test_numba_turns_every_word_into_what_numpy_makes_of_it() -> None:
+    words = every_word_at(4_001).view(np.int32)
+    out = np.empty(len(words), np.float32)
+    for race in (True, False):
+        noise_numba._values(words, race, out)
+        exponential = noise._race(words.copy())
+        assert out.tobytes() == (exponential if race else noise._gumbel(exponential)).tobytes()
+
+
+def test_a_machine_without_numba_draws_with_numpy() -> None:
+    script = (
+        "import sys; sys.modules['numba'] = None; from rollstore.replay import noise;"
+        "print(noise.gumbel(key=1, sample=0, positions=0, vocab_size=9).tobytes().hex())"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == noise.gumbel(key=1, sample=0, positions=0, vocab_size=9).tobytes().hex()
+
+
+def test_compiled_noise_needs_no_folder_to_keep_machine_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = noise_numba.numba.njit
+
+    def nowhere(function: Any, *, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return compiled(function, **options)
+
+    monkeypatch.setattr(noise_numba.numba, "njit", nowhere)
+    assert noise_numba._compiled(lambda x: x + 1)(2) == 3
 
 
 def test_the_batch_the_vocabulary_and_the_order_change_nothing() -> None:
