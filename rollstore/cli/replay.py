@@ -121,6 +121,12 @@ def diff(
     scorer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of two stores, take this scorer's scores for the rewards.")
     ] = None,
+    floor: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER", min=0, help="The scorer's noise floor: rewards that differ by no more have not changed."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say where two rollouts, or the rollouts of two stores, come apart.
@@ -136,12 +142,14 @@ def diff(
     with console.waiting("comparing"):
         if rollout is not None:
             a, b = opened.get(other), opened.get(rollout)
-            found = compared(a, b, match=lambda one: one.segment, tolerance=tolerance)
+            found = compared(a, b, match=lambda one: one.segment, tolerance=tolerance, floor=floor)
         else:
             by = by_id if match is Match.ID else by_draw
             against: Any = open_store(other)
             both: Any = opened  # a store gives fewer options than diff's protocol names
-            found = compared(both, against, match=by, run_a=run_a, run_b=run_b, tolerance=tolerance, scorer=scorer)
+            found = compared(
+                both, against, match=by, run_a=run_a, run_b=run_b, tolerance=tolerance, scorer=scorer, floor=floor
+            )
     _report(found, as_json, same=not (found.changed or found.only_a or found.only_b))
 
 

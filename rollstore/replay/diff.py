@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -44,7 +45,8 @@ class Flip:
     reward_a: float | None
     reward_b: float | None
     outcome: str
-    """`better`, `worse`, `neither`, or `unknown` without both rewards."""
+    """`better`, `worse`, `neither`, `below_floor` where both rewards are within the scorer's noise floor of one
+    another, or `unknown` without both rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ class Diff:
     flips: tuple[Flip, ...]
     paired: Paired | None
     """The scores of the questions that both sides scored; None below two of them."""
+    floor: float | None = None
+    """The scorer's noise floor that outcomes were held against."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data for JSON."""
@@ -87,7 +91,10 @@ class Diff:
             out.append(f"earliest difference at token {self.earliest}")
         outcomes = [flip.outcome for flip in self.flips]
         if outcomes:
-            counted = ", ".join(f"{outcomes.count(name)} {name}" for name in ("better", "worse", "neither", "unknown"))
+            names = ["better", "worse", "neither", "unknown"]
+            counted = ", ".join(f"{outcomes.count(name)} {name}" for name in names)
+            if self.floor is not None:
+                counted += f", {outcomes.count('below_floor')} below the floor of {self.floor:g}"
             out.append(f"rewards of the changed, from a to b: {counted}")
         if self.paired is not None:
             out.append(f"scores: {self.paired.line()}")
@@ -121,6 +128,7 @@ def diff(
     run_b: str | None = None,
     tolerance: float | None = None,
     scorer: str | None = None,
+    floor: float | None = None,
 ) -> Diff:
     """Compares recorded runs, a before b.
 
@@ -128,11 +136,15 @@ def diff(
     (default: `by_id`; two single segments are compared whatever they are called). `run_a` and `run_b` pick one run
     out of a store. `tolerance`: see `compare`. Holds both sides in memory. Rewards are the recorded ones, or with
     `scorer` that scorer's outcome scores, of two stores. A question is a prompt_id, else a group_id, else a rollout;
-    its score is the mean over its matched rollouts.
+    its score is the mean over its matched rollouts. floor: of that scorer (`rollstore.diagnose.floor`), in its unit:
+    rewards that differ by no more are `below_floor`, neither better nor worse; the paired test counts them as they are.
 
-    Raises ValueError where two segments of one side match, TypeError where a scorer is asked of what is no store,
-    NotFoundError where a side has no rollouts of its run, DuplicateError where a scorer scored one rollout twice.
+    Raises ValueError where two segments of one side match or the floor is below zero or not finite, TypeError where a
+    scorer is asked of what is no store, NotFoundError where a side has no rollouts of its run, DuplicateError where a
+    scorer scored one rollout twice.
     """
+    if floor is not None and not 0 <= floor < math.inf:
+        raise ValueError(f"floor: wanted a finite number of at least 0, got {floor}")
     if match is None:
         match = by_id if not (isinstance(a, Rollout) and isinstance(b, Rollout)) else _segment
     before, after = _keyed("a", a, match, run_a), _keyed("b", b, match, run_b)
@@ -159,7 +171,7 @@ def diff(
                 flipped=flipped,
                 reward_a=reward_a,
                 reward_b=reward_b,
-                outcome=_outcome(reward_a, reward_b),
+                outcome=_outcome(reward_a, reward_b, floor or 0.0),
             )
         )
     firsts = [flip.comparison.first for flip in flips if flip.comparison.first is not None]
@@ -175,6 +187,7 @@ def diff(
         earliest=min((first.position for first in firsts), default=None),
         flips=tuple(flips),
         paired=_paired([(before[key], after[key]) for key in both], rewards_a, rewards_b),
+        floor=floor,
     )
 
 
@@ -250,7 +263,11 @@ def _paired(
     return paired(sides[0], sides[1])
 
 
-def _outcome(a: float | None, b: float | None) -> str:
+def _outcome(a: float | None, b: float | None, floor: float) -> str:
     if a is None or b is None:
         return "unknown"
-    return "better" if b > a else "worse" if b < a else "neither"
+    if a == b:
+        return "neither"
+    if abs(b - a) <= floor:
+        return "below_floor"
+    return "better" if b > a else "worse"

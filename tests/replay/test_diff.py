@@ -65,6 +65,22 @@ def test_rewards_say_which_way_a_flip_went(run: list[Rollout]) -> None:
     assert [flip.outcome for flip in diff(run, other).flips] == ["better", "worse", "neither", "unknown"]
 
 
+def test_rewards_within_the_noise_floor_of_their_scorer_are_neither_better_nor_worse(run: list[Rollout]) -> None:
+    rewards = [0.0, 0.02, 0.021, -0.02]
+    found = diff([replace(one, reward=0.0) for one in run], [moved(run[n], 5, reward=r) for n, r in enumerate(rewards)],
+                 floor=0.02)  # fmt: skip
+    assert [flip.outcome for flip in found.flips] == ["neither", "below_floor", "better", "below_floor"]
+    assert "1 better, 0 worse, 1 neither, 0 unknown, 2 below the floor of 0.02" in str(found)
+    assert found.to_dict()["floor"] == 0.02
+    assert "floor" not in str(diff(run, [moved(run[0], 5), *run[1:]]))
+
+
+@pytest.mark.parametrize("floor", [-0.1, float("nan"), float("inf")])
+def test_a_floor_that_is_none_is_refused(run: list[Rollout], floor: float) -> None:
+    with pytest.raises(ValueError, match=r"^floor: wanted a finite number of at least 0, got"):
+        diff(run, run, floor=floor)
+
+
 def test_rollouts_of_one_side_only_are_named(run: list[Rollout]) -> None:
     found = diff(run[:3], run[1:])
     assert (found.matched, found.only_a, found.only_b) == (2, ("r0",), ("r3",))
