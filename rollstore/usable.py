@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 
@@ -14,12 +14,20 @@ class Transform:
     filters: applied the recorded top-k, top-p and min-p to its own tempered distribution and renormalised.
     support: renormalised over the recorded support of each action. Covers whatever only removes tokens.
     penalties: applied the recorded penalties, logit bias, bad words, min_tokens and grammar.
+
+    Raises `TypeError` for what is no bool: a temperature in place of True would declare whatever was recorded.
     """
 
     temperature: bool = False
     filters: bool = False
     support: bool = False
     penalties: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            got: Any = getattr(self, field.name)
+            if not isinstance(got, bool):
+                raise TypeError(f"Transform: {field.name}: wanted True or False, got {got!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +62,16 @@ class Verdict(NamedTuple):
 
 
 def draw(sampler: Any) -> Draw:
-    """The `Draw` of a recorded sampler: any object with the attributes of `rollstore.schema.Sampler`.
+    """The `Draw` of a recorded sampler: a `Draw` itself, or any object with the attributes of
+    `rollstore.schema.Sampler`.
 
-    A filter or penalty that is null was not asked for; a temperature that is null is unknown.
+    A filter or penalty that is null was not asked for; a temperature that is null is unknown. Raises `TypeError` for
+    what has no temperature.
     """
+    if isinstance(sampler, Draw):
+        return sampler
+    if not hasattr(sampler, "temperature"):
+        raise TypeError(f"sampler: wanted a Sampler, as Sampler(temperature=1.0), got {sampler!r}")
     neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     reshaped = [name for name, value in neutral.items() if getattr(sampler, name, None) not in (None, value)]
     if getattr(sampler, "logit_bias", None):
@@ -84,7 +98,7 @@ def usable_as_behavior(kind: str | None, sampler: Any, trainer_transform: Transf
 
     kind: `behavior`, `tempered`, `raw`, `unknown` or None (not recorded). sampler: a recorded sampler, a `Draw`, or
     None (not recorded). Pure and total: it never raises on a record. Raises `TypeError` when trainer_transform is no
-    `Transform`.
+    `Transform`, or sampler is neither.
     """
     declared(trainer_transform)
     if kind is None or kind == "unknown":
@@ -93,7 +107,7 @@ def usable_as_behavior(kind: str | None, sampler: Any, trainer_transform: Transf
         return Verdict(False, f"kind {kind!r} is not one that this version knows")
     if sampler is None:
         return Verdict(False, "no sampler was recorded for it, so what the trainer would have to apply is unknown")
-    drawn = sampler if isinstance(sampler, Draw) else draw(sampler)
+    drawn = draw(sampler)
     if not drawn.honoured:
         return Verdict(False, "the engine did not honour its sampler, so what was drawn from is unknown")
     if drawn.temperature is None:

@@ -21,15 +21,20 @@ def collate(
 ) -> TokenBatch:
     """Pack rows of the `rollouts` schema into one batch. Tensors are on the CPU.
 
-    table: rows of the rollouts table; a slice or a selection is fine, columns that are absent count as null, and list
-    columns named like the fields of `ACTION_COLUMNS`, `final_values` (double) or `weights` are taken in as well.
-    columns: field of the batch -> name of the column that holds it, for those extra fields, as
-    `{"anchor_logprobs": "x_anchor"}`. sampler: what to assume where no sampler was recorded (any object with the
-    attributes of `rollstore.schema.Sampler`); without it those log-probs are no denominators. trainer_transform: what
-    the trainer applies to its own logits; nothing, when left out.
+    table: rows of the rollouts table; a slice or a selection is fine, columns that are absent count as null, and
+    columns named like the fields of `ACTION_COLUMNS` and `weights` (lists, a number an action) or `final_values` (a
+    number a row) are taken in as well. columns: field of the batch -> name of the column that holds it, for those extra
+    fields, as `{"anchor_logprobs": "x_anchor"}`; such a column must be there. A weight that is null is 1. sampler: what
+    to assume where no sampler was recorded (any object with the attributes of `rollstore.schema.Sampler`); without it
+    those log-probs are no denominators. trainer_transform: what the trainer applies to its own logits; nothing, when
+    left out.
 
-    The reward is that of the rollout's last segment and stands on each of its segments. Raises
-    `UnsupportedRecordError` when a list does not fit its row, an action stands at position 0, a row has no rollout_id
-    or a weight is negative or infinite; `ValueError` for a field in `columns` that is none of those.
+    Rollouts are told apart by rollout_id. The reward is that of the rollout's last segment and stands on each of its
+    segments; its group is (run_id, step, group_id), each of the first segment that has one. So all segments of a
+    rollout belong in one table. Raises `UnsupportedRecordError` when a list does not fit its row, an action stands at
+    position 0, a row has no rollout_id, a column has another type, or a weight is negative, infinite or NaN;
+    `DuplicateError` where one (rollout_id, segment) stands twice, or rows of two runs have one rollout_id; `ValueError`
+    for a field in `columns` that is none of those, or a column that is absent; `TypeError` for a `table`, `columns` or
+    `sampler` that is none.
     """
     return Packer(table, columns=columns, sampler=sampler, trainer_transform=trainer_transform).batch()

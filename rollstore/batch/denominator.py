@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from rollstore.batch.token_batch import PENALTY_BITS, REMOVED, RESHAPED, Kind, TokenBatch
+from rollstore.batch.token_batch import PENALTY_BITS, REMOVED, RESHAPED, Kind, TokenBatch, divisible
 from rollstore.errors import UnsupportedRecordError
 from rollstore.usable import Draw, usable_as_behavior
 
@@ -36,7 +36,7 @@ def settings(batch: TokenBatch) -> tuple[Setting, ...]:
 
     Settings change only between runs of actions, so only where runs begin is looked at. The answer is kept with the
     batch until one of its columns is changed in place: on an accelerator this is the one transfer to the host, once a
-    batch and not once a loss.
+    batch and not once a loss. Raises `UnsupportedRecordError` where `valid` denies log-probs that are there.
     """
     versions = _versions(batch)
     kept = batch.__dict__.get("_settings")
@@ -48,7 +48,7 @@ def settings(batch: TokenBatch) -> tuple[Setting, ...]:
 
 def _versions(batch: TokenBatch) -> tuple[int, ...] | None:
     """How often each column has been written to. None where torch does not count that (inference mode)."""
-    columns = [batch.weights, batch.valid, *(getattr(batch, name) for name in COLUMNS)]
+    columns = [batch.weights, batch.valid, batch.behavior_logprobs, *(getattr(batch, name) for name in COLUMNS)]
     if batch.heads is not None:
         columns.append(batch.heads.counts)
     if any(column.is_inference() for column in columns):
@@ -57,9 +57,11 @@ def _versions(batch: TokenBatch) -> tuple[int, ...] | None:
 
 
 def _settings(batch: TokenBatch) -> tuple[Setting, ...]:
-    has_head = torch.zeros_like(batch.valid) if batch.heads is None else batch.heads.counts > 0
-    active = torch.nonzero((batch.weights != 0) & (batch.valid | has_head)).squeeze(-1)
-    columns = (batch.valid, has_head, *(getattr(batch, name) for name in COLUMNS))
+    _refuse_stale(batch)
+    recorded = batch.recorded
+    has_head = torch.zeros_like(recorded) if batch.heads is None else batch.heads.counts > 0
+    active = torch.nonzero((batch.weights != 0) & (recorded | has_head)).squeeze(-1)
+    columns = (recorded, has_head, *(getattr(batch, name) for name in COLUMNS))
     table = torch.stack([column[active].to(torch.float64) for column in columns], dim=1)
     table = torch.nan_to_num(table, nan=-1.0)  # a temperature that was not recorded; NaN would begin a run everywhere
     begins = torch.ones(len(active), dtype=torch.bool, device=active.device)
@@ -69,6 +71,17 @@ def _settings(batch: TokenBatch) -> tuple[Setting, ...]:
     for values, row in zip(table[first].tolist(), batch.sequence[active[first]].tolist(), strict=True):
         found.setdefault(tuple(values), row)
     return tuple(_setting(values, row) for values, row in found.items())
+
+
+def _refuse_stale(batch: TokenBatch) -> None:
+    """Raise where a log-prob was set and `valid` was not: the actions would silently be left out as missing."""
+    denied = (batch.weights != 0) & divisible(batch.behavior_logprobs) & ~batch.valid
+    if bool(denied.any()):
+        row = int(batch.sequence[denied][0])
+        raise UnsupportedRecordError(
+            f"rollout {batch.rollout_ids[row]!r}: batch.valid: wanted True where there is a behavior log-prob, got "
+            f"False for {int(denied.sum())} of them in the batch; set valid with them, or weight 0 to leave them out"
+        )
 
 
 def _setting(values: tuple[float, ...], row: int) -> Setting:

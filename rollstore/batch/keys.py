@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rollstore.batch.rollouts import Rollouts
 from rollstore.schema.flat import Rows, is_known
 
 Words = npt.NDArray[np.uint64]
@@ -38,11 +39,13 @@ def text_keys(texts: pa.Array) -> Words:
     return np.where(is_known(texts), keys, _NULL)
 
 
-def group_keys(rows: Rows) -> npt.NDArray[np.int64]:
-    """int64 [rows]: id of (run_id, step, group_id); without a group, of the rollout alone.
+def group_keys(rows: Rows, rollouts: Rollouts) -> npt.NDArray[np.int64]:
+    """int64 [rows]: id of (run_id, step, group_id) of the row's rollout; without a group, of the rollout alone.
 
-    64 bits make a collision among a billion groups a matter of one in forty.
+    Each of the three is that of the rollout's first segment that has one: a rollout is asked for with its group, and
+    may go on in a later step. 64 bits make a collision among a billion groups a matter of one in forty.
     """
+    at = {name: rollouts.first(rows.known(name)) for name in ("run_id", "step", "group_id")}
 
     def texts(name: str) -> Words:
         column = rows.array(name)
@@ -51,10 +54,10 @@ def group_keys(rows: Rows) -> npt.NDArray[np.int64]:
     step = rows.numbers("step", 0)
     steps = np.zeros(rows.count, np.uint64) if step is None else step[0].astype(np.int64).view(np.uint64)
     known = np.where(rows.known("step"), np.uint64(0), _NULL)
-    run = texts("run_id")
-    grouped = _mixed(_mixed(_mixed(_mixed(run ^ _GROUP) ^ steps) ^ known) ^ texts("group_id"))
+    run, group = texts("run_id")[at["run_id"]], texts("group_id")[at["group_id"]]
+    grouped = _mixed(_mixed(_mixed(_mixed(run ^ _GROUP) ^ steps[at["step"]]) ^ known[at["step"]]) ^ group)
     alone = _mixed(_mixed(run ^ _ALONE) ^ texts("rollout_id"))
-    return np.where(rows.known("group_id"), grouped, alone).view(np.int64)
+    return np.where(rows.known("group_id")[at["group_id"]], grouped, alone).view(np.int64)
 
 
 def _mixed(words: Any) -> Words:

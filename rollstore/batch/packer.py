@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ import torch
 from rollstore.batch.keys import group_keys
 from rollstore.batch.media import media_marks
 from rollstore.batch.ranges import Ranges
+from rollstore.batch.rollouts import Rollouts
 from rollstore.batch.samplers import settings_of
+from rollstore.batch.tabular import readable
 from rollstore.batch.token_batch import Ending, Heads, Routing, Support, TokenBatch
 from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.flat import Flat, Rows
@@ -25,6 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 ACTION_COLUMNS = ("anchor_logprobs", "reference_logprobs", "values", "action_rewards", "advantages", "returns")
 """Fields [A] that the rollouts table has no column for; taken from a column of that name if there is one."""
+FIELDS = (*ACTION_COLUMNS, "weights", "final_values")
 
 
 class Packer:
@@ -42,11 +45,12 @@ class Packer:
         sampler: Any = None,
         trainer_transform: Transform | None = None,
     ) -> None:
+        renamed = self._renamed(columns, table)
+        lists = [renamed.get(name, name) for name in (*ACTION_COLUMNS, "weights")]
+        table = readable(table, lists=lists, numbers=[renamed.get("final_values", "final_values")])
         rows = self._rows = Rows(table)
-        ids = rows.objects("rollout_id")
-        if None in ids:
-            raise UnsupportedRecordError(f"row {ids.index(None)}: rollout_id: wanted an id, got null")
-        self._ids: npt.NDArray[np.object_] = np.array([*map(str, ids), None], object)[:-1]
+        self._rollouts = Rollouts(rows)
+        self._ids = self._rollouts.ids
         tokens, masks = rows.list("tokens"), rows.list("action_mask")
         if tokens is None or masks is None:
             tokens = masks = Flat(pa.array([[]] * rows.count, pa.list_(pa.int32())))
@@ -67,31 +71,22 @@ class Packer:
         del action_index
         self._transform = Transform() if trainer_transform is None else trainer_transform
         declared(self._transform)
-        renamed = dict(columns or {})
-        if unknown := [name for name in renamed if name not in (*ACTION_COLUMNS, "weights", "final_values")]:
-            fields = ", ".join((*ACTION_COLUMNS, "weights", "final_values"))
-            raise ValueError(f"columns: wanted names among {fields}, got {unknown[0]!r}")
         self._logprobs = self._floats("logprobs")
         self._versions = self._integers("weight_versions")
         self._trainable = self._integers("trainable", missing=1)
-        self._weights = self._floats(renamed.get("weights", "weights"))
-        if self._weights is not None and ((self._weights < 0) | (self._weights == np.inf)).any():
-            raise UnsupportedRecordError("weights: wanted numbers of at least 0, got one below or infinite")
+        self._weights = self._given_weights(renamed.get("weights", "weights"))
         self._extra = {name: self._floats(renamed.get(name, name)) for name in ACTION_COLUMNS}
         self._heads = self._counted("head_tokens", "head_counts", self._head_size())
         self._head_logprobs = self._counted("head_logprobs", "head_counts", self._head_size())
         self._support = self._counted("support_tokens", "support_counts", np.zeros(rows.count, np.int64))
         self._routing = self._routed()
 
-        segment = self._numbers("segment")
-        self._rollout = self._codes("rollout_id")
-        self._single = bool(self._rollout.max(initial=-1) + 1 == rows.count)
         final = rows.numbers(renamed.get("final_values", "final_values"), missing=np.nan)
         self._of_row: dict[str, npt.NDArray[Any]] = {
-            "segment": segment,
-            "group": group_keys(rows),
+            "segment": self._rollouts.segment,
+            "group": group_keys(rows, self._rollouts),
             "group_size": self._numbers("group_size"),
-            "rewards": self._rewards(segment),
+            "rewards": self._rewards(),
             "bootstrap": self._bootstrap(),
             "ending": self._ending(),
             **({} if final is None else {"final_values": final[0].astype(np.float32)}),
@@ -140,6 +135,22 @@ class Packer:
             **named,
         )
 
+    @staticmethod
+    def _renamed(columns: Any, table: Any) -> Mapping[str, str]:
+        """The caller's columns, checked: a name that is not there would silently be no column at all."""
+        if columns is None:
+            return {}
+        if not isinstance(columns, Mapping):
+            wanted = "wanted a mapping of fields to names, as {'weights': 'x_weight'}"
+            raise TypeError(f"columns: {wanted}, got {columns!r}")
+        given = cast("Mapping[str, str]", columns)
+        if unknown := [name for name in given if name not in FIELDS]:
+            raise ValueError(f"columns: wanted names among {', '.join(FIELDS)}, got {unknown[0]!r}")
+        names = table.schema.names if isinstance(table, pa.Table | pa.RecordBatch) else []
+        if absent := [field for field, name in given.items() if name not in names]:
+            raise ValueError(f"columns: {absent[0]}: the table has no column {given[absent[0]]!r}")
+        return given
+
     # -- columns, once a table ------------------------------------------------------------------------------------
 
     def _same_lengths(self, name: str, found: Ints, wanted: Ints, of: str) -> None:
@@ -170,6 +181,23 @@ class Packer:
         if present is None:
             return values
         out = np.full(len(present), np.nan, np.float32)
+        out[present] = values
+        return out
+
+    def _given_weights(self, name: str) -> npt.NDArray[np.float32] | None:
+        """float32 [all actions], 1 where list or value is null; None where the column is absent."""
+        found = self._list(name)
+        if found is None:
+            return None
+        column, present = found
+        values = column.numpy(missing=1).astype(np.float32, copy=False)
+        wrong = np.flatnonzero(~((values >= 0) & (values < np.inf)))
+        if len(wrong):
+            where = f"rollout {self._ids[int(column.row_of(wrong[0]))]!r}: {name}"
+            raise UnsupportedRecordError(f"{where}: wanted numbers of at least 0, got {values[wrong[0]]:g}")
+        if present is None:
+            return values
+        out = np.ones(len(present), np.float32)
         out[present] = values
         return out
 
@@ -218,21 +246,11 @@ class Packer:
         found = self._rows.numbers(name, 0)
         return np.zeros(self._rows.count, np.int64) if found is None else found[0].astype(np.int64)
 
-    def _codes(self, name: str) -> Ints:
-        """Equal texts -> one number; a table without them has a different one in each row."""
-        texts = self._rows.array(name)
-        if texts is None:
-            return np.arange(self._rows.count)
-        return texts.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
-
-    def _rewards(self, segment: Ints) -> npt.NDArray[np.float64]:
+    def _rewards(self) -> npt.NDArray[np.float64]:
         """The reward that stands on the last segment of each rollout, for every row of it."""
         found = self._rows.numbers("reward", missing=np.nan)
         own = np.full(self._rows.count, np.nan) if found is None else found[0].astype(np.float64)
-        order = np.lexsort((segment, self._rollout))
-        last = np.zeros(self._rows.count, np.int64)
-        last[self._rollout[order]] = order  # the last write wins: the highest segment of each rollout
-        return own[last[self._rollout]]
+        return own[self._rollouts.last()]
 
     def _bootstrap(self) -> npt.NDArray[np.int8]:
         found = self._rows.numbers("bootstrap", missing=False)
@@ -252,9 +270,9 @@ class Packer:
 
     def _dense(self, chosen: Ints) -> Ints:
         """The rollout of each row, numbered 0, 1, ... as they appear."""
-        if self._single:
+        if self._rollouts.single:
             return np.arange(len(chosen))
-        _, first, inverse = np.unique(self._rollout[chosen], return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(self._rollouts.index[chosen], return_index=True, return_inverse=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
         return rank[inverse]
@@ -275,7 +293,7 @@ class Packer:
     def _weight(self, places: Ints, count: int) -> npt.NDArray[np.float32]:
         """1, or the caller's weight; 0 where the record says that the action must not be trained on."""
         given = self._taken(self._weights, places)
-        weights = np.ones(count, np.float32) if given is None else np.nan_to_num(given, nan=1.0)
+        weights = np.ones(count, np.float32) if given is None else given
         if self._trainable is not None:
             trainable, known = self._spread(self._trainable, places, count)
             weights[known & (trainable == 0)] = 0

@@ -59,6 +59,7 @@ def to_padded(
     """
     if side not in ("left", "right"):
         raise ValueError(f"side: wanted 'left' or 'right', got {side!r}")
+    batch.unshared("to_padded")
     lengths = batch.cu_seqlens.long().diff()
     width = _width(lengths, width, "width")
     row = torch.repeat_interleave(torch.arange(batch.rows, device=lengths.device), lengths)
@@ -111,6 +112,7 @@ def to_responses(
     batch: TokenBatch, *, pad_id: int = 0, prompt_width: int | None = None, response_width: int | None = None
 ) -> Responses:
     """Cut each row at its first action; one without actions is all prompt. Raises ValueError where one is too long."""
+    batch.unshared("to_responses")
     lengths = batch.cu_seqlens.long().diff()
     row = torch.repeat_interleave(torch.arange(batch.rows, device=lengths.device), lengths)
     at = batch.action_index

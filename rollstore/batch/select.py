@@ -23,10 +23,12 @@ def _ranges(lengths: Tensor, chosen: Tensor) -> Tensor:
 def select(batch: TokenBatch, rows: Sequence[int] | Tensor) -> TokenBatch:
     """The given rows, in the given order. rows: indices into the batch, each at most once; of a mask take its nonzero.
 
-    Raises `TypeError` for what are no indices, `ValueError` for one that is not there or stands twice.
+    Raises `TypeError` for what are no indices, `ValueError` for one that is not there or stands twice,
+    `UnsupportedRecordError` for a prefix-shared pack.
     What was decided over the whole step (advantages, signal, counts) goes along, so a step is cut after it is decided.
     Takes batches in which each row's tokens stand by themselves: one from `collate`, not a prefix-shared pack.
     """
+    batch.unshared("select")
     device = batch.tokens.device
     chosen = _indices(batch, rows).to(device)
     lengths = (batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).to(torch.int64)
@@ -123,7 +125,7 @@ def is_cut(counts: Counts, rollout: Tensor) -> bool:
     """Whether a rollout among these rows (`rollout` [B], any ids) has weight in another batch of the step, too."""
     _, index = torch.unique(rollout, return_inverse=True)
     here = torch.zeros_like(counts.segment_tokens).index_add(0, index, counts.segment_tokens)[index]
-    return bool((counts.rollout_tokens - here > 1e-6 * counts.rollout_tokens).any())
+    return bool((counts.rollout_tokens - here > 1e-9 * counts.rollout_tokens).any())
 
 
 def _counts(counts: Counts | None, rows: Tensor, rollout: Tensor) -> Counts | None:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from rollstore.errors import UnsupportedRecordError
+from rollstore.schema.rules.heads import STAND_IN
 from rollstore.usable import Transform
 
 
@@ -86,6 +88,11 @@ class Counts(NamedTuple):
     cut: bool = False
 
 
+def divisible(logprobs: Tensor) -> Tensor:
+    """bool, of the same shape: a finite number, and none that engines send in place of minus infinity."""
+    return (logprobs > STAND_IN) & (logprobs < torch.inf)  # neither is true of NaN
+
+
 UNTOUCHED = Transform()
 """A trainer that takes log-probs of its plain logits."""
 
@@ -117,14 +124,14 @@ class TokenBatch:
     segment: Tensor
     """int64 [B]: segment within the rollout"""
     group: Tensor
-    """int64 [B]: id of the prompt group (run_id, step, group_id), the same on every rank; a rollout without a group
-    has one of its own"""
+    """int64 [B]: id of the rollout's prompt group (run_id, step, group_id), the same on every rank and on each of its
+    segments; a rollout without a group has one of its own"""
     group_size: Tensor
     """int64 [B]: members asked for; 0 when not recorded"""
     behavior_logprobs: Tensor
     """float32 [A]: nats; NaN where missing, -inf kept"""
     valid: Tensor
-    """bool [A]: a finite behavior log-prob was recorded"""
+    """bool [A]: a finite behavior log-prob was recorded; `recorded` asks the value, too"""
     behavior_kind: Tensor
     """int8 [A]: a `Kind`"""
     head_kind: Tensor
@@ -175,7 +182,7 @@ class TokenBatch:
     returns: Tensor | None = None
     """float [A]"""
     signal: Tensor | None = None
-    """bool [B]: the row's group has advantages that are not all zero"""
+    """bool [B]: the row's group has advantages that are not all zero; what sets the advantages sets it, or None"""
     counts: Counts | None = None
     """what the whole step divides by; None: this batch is the whole step"""
     signal_counts: Counts | None = None
@@ -190,6 +197,19 @@ class TokenBatch:
     def actions(self) -> int:
         """A"""
         return self.action_index.shape[0]
+
+    @property
+    def recorded(self) -> Tensor:
+        """bool [A]: there is a behavior log-prob to divide by: `valid`, finite, and no stand-in for minus infinity."""
+        return self.valid & divisible(self.behavior_logprobs)
+
+    def unshared(self, what: str) -> None:
+        """Raise `UnsupportedRecordError` unless each row's tokens stand by themselves, as `collate` packs them."""
+        if len(self.cu_seqlens) != self.rows + 1:
+            raise UnsupportedRecordError(
+                f"{what}: wanted a batch whose rows stand by themselves, got a pack of {self.rows} rows that share "
+                "prefixes; call it before share_prefixes"
+            )
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch with every tensor on `device`."""

@@ -93,6 +93,7 @@ class Datum(NamedTuple):
 
 def to_tinker(batch: TokenBatch) -> list[Datum]:
     """The fields of tinker's Datum for `importance_sampling` and `ppo` (tinker 0.38). Raises as `to_trl`."""
+    batch.unshared("to_tinker")
     active = _active(batch)
     count, at = len(batch.tokens), batch.action_index
     advantages, behavior = _advantages(batch), _behavior(batch, active)
@@ -121,7 +122,7 @@ def _active(batch: TokenBatch) -> Tensor:
 def _behavior(batch: TokenBatch, active: Tensor) -> Tensor:
     """[A]: the log-probs that ratios are taken to; 0 for an action that does not count."""
     refuse_unusable(batch)
-    missing = active & ~batch.valid
+    missing = active & ~batch.recorded
     if bool(missing.any()):
         row = int(batch.sequence[missing][0])
         raise UnsupportedRecordError(

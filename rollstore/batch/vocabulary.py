@@ -16,6 +16,7 @@ def within_vocabulary(batch: TokenBatch, size: int) -> tuple[TokenBatch, int]:
     """
     if size < 1:
         raise ValueError(f"size: wanted at least 1, got {size}")
+    batch.unshared("within_vocabulary")
     lengths = batch.cu_seqlens.long().diff()
     row = torch.repeat_interleave(torch.arange(batch.rows, device=lengths.device), lengths)
     strange = torch.zeros(batch.rows, dtype=torch.bool, device=lengths.device)

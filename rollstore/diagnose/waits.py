@@ -8,8 +8,9 @@ from __future__ import annotations
 ROLLOUTS = """
     CREATE OR REPLACE TEMP TABLE per_rollout AS
     WITH whole AS (
-        SELECT rollout_id, any_value(run_id) AS run, any_value(environment) AS environment, any_value(engine) AS engine,
-            any_value(group_id) AS group_id, any_value(step) AS step, any_value(prompt_id) AS prompt_id,
+        SELECT rollout_id, any_value(environment) AS environment, any_value(engine) AS engine,
+            arg_min(run_id, segment) AS run, arg_min(group_id, segment) AS group_id, arg_min(step, segment) AS step,
+            any_value(prompt_id) AS prompt_id,
             sum(actions)::bigint AS actions, sum(trained)::bigint AS trainable, sum(tokens)::bigint AS tokens,
             min(requested_at) AS requested_at, min(started_at) AS started_at, max(finished_at) AS finished_at,
             sum(queue_seconds) AS queue_seconds, sum(tool_seconds) AS tool_seconds,
@@ -83,16 +84,26 @@ REUSED = """
     SELECT count(*) AS n FROM (SELECT rollout_id FROM per_use WHERE {where} AND disposition = 'trained'
         GROUP BY rollout_id HAVING count(DISTINCT (train_run, train_step, "epoch")) > 1)"""
 
-REWARDS = """
-    WITH judged AS (
-        SELECT version_min AS version, reward, CASE WHEN group_id IS NULL THEN rollout_id
-            ELSE concat_ws('/', coalesce(run, '-'), coalesce(step::varchar, '-'), group_id) END AS "cluster"
-        FROM per_rollout WHERE {where} AND isfinite(reward)),
-    means AS (SELECT version, count(*) AS n, avg(reward) AS mean FROM judged GROUP BY version),
-    sums AS (SELECT version, "cluster", sum(reward) AS total, count(*) AS size FROM judged GROUP BY ALL)
-    SELECT m.version, m.n, m.mean, count(*) AS clusters, sum((s.total - s.size * m.mean) ** 2) AS squares
-    FROM means m JOIN sums s ON s.version IS NOT DISTINCT FROM m.version
-    GROUP BY ALL ORDER BY m.version NULLS LAST"""
+
+def means(relation: str) -> str:
+    """SQL: (key, n, mean, clusters, squares) by key, as `intervals.clustered` takes them.
+
+    relation: a query with columns key, "cluster", total and size, one row or more for each of the first two.
+    """
+    return f"""
+    WITH parts AS ({relation}),
+    means AS (SELECT key, sum(size)::bigint AS n, sum(total) / sum(size) AS mean FROM parts GROUP BY key),
+    sums AS (SELECT key, "cluster", sum(total) AS total, sum(size) AS size FROM parts GROUP BY ALL)
+    SELECT m.key, m.n, m.mean, count(*) AS clusters, sum((s.total - s.size * m.mean) ** 2) AS squares
+    FROM means m JOIN sums s ON s.key IS NOT DISTINCT FROM m.key
+    GROUP BY ALL ORDER BY m.key NULLS LAST"""
+
+
+REWARDS = means("""
+    SELECT version_min AS key, CASE WHEN group_id IS NULL THEN rollout_id
+        ELSE concat_ws('/', coalesce(run, '-'), coalesce(step::varchar, '-'), group_id) END AS "cluster",
+        sum(reward) AS total, count(*) AS size
+    FROM per_rollout WHERE {where} AND isfinite(reward) GROUP BY ALL""")
 
 # Lengths in powers of two: 0, 1, 2-3, 4-7, ...
 DISCARDS = """

@@ -3,7 +3,15 @@
 from rollstore.losses.advantages import group_mean, group_zscore, leave_one_out, whiten
 from rollstore.losses.centering import sampler_kl, score_centering
 from rollstore.losses.counts import with_counts
-from rollstore.losses.diagnostics import by_lag, by_length, by_position, divergence, divergence_by, split_log_ratio
+from rollstore.losses.diagnostics import (
+    by_lag,
+    by_length,
+    by_position,
+    divergence,
+    divergence_by,
+    split_log_ratio,
+    weigh,
+)
 from rollstore.losses.groups import Groups, Verdict, groups, noise_floor
 from rollstore.losses.inputs import trainable
 from rollstore.losses.logprobs import logprobs_of_logits, selected_logprobs
@@ -72,6 +80,7 @@ __all__ = [
     "trainable",
     "truncated",
     "value_clip",
+    "weigh",
     "whiten",
     "with_counts",
     "within",

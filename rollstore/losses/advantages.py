@@ -16,7 +16,7 @@ from rollstore.batch import TokenBatch
 from rollstore.losses.arguments import before_counts, columns, finite, word
 from rollstore.losses.arguments import ddof as check_ddof
 from rollstore.losses.groups import Groups, Verdict, groups
-from rollstore.losses.units import sum_by
+from rollstore.losses.units import dense, sum_by
 
 Single = Literal["zero", "raw"]
 """A group of one scored member: advantage 0, or its reward as it is (verl's convention)."""
@@ -91,7 +91,7 @@ def _apply(batch: TokenBatch, found: Groups, advantages: Tensor, single: Single)
     verdict = found.verdict[found.row_group]
     alone = (verdict == Verdict.single) & (single == "raw")
     advantages = torch.where(alone, batch.rewards.to(advantages.dtype), advantages)
-    signal = (verdict == Verdict.signal) | (alone & (batch.rewards != 0))
+    signal = (verdict == Verdict.signal) | (alone & (batch.rewards.abs() > 0))  # not of NaN: its rollout is unscored
     advantages = torch.where(found.scored & signal, advantages, 0)
     out = found.scored & (verdict != Verdict.dropped)
     weights = torch.where(out[batch.sequence], batch.weights, 0)
@@ -112,9 +112,11 @@ def whiten(batch: TokenBatch, *, ddof: int = 1, eps: float = 1e-8) -> tuple[Toke
     """(A - mean) / sqrt(var + eps) over the actions of the step that have weight.
 
     With fewer than two of them there is no variance: the advantages stay as they are, and `skipped` says so. One that
-    is not finite is as good as missing: it stays as it is and moves no other.
+    is not finite is as good as missing: it stays as it is and moves no other. `signal`, where the batch has one, is
+    decided anew: a group of equal rewards no longer has advantages of 0.
     """
     columns(batch)
+    before_counts(batch, "whiten")
     check_ddof(ddof)
     finite("eps", eps)
     if batch.advantages is None:
@@ -127,5 +129,14 @@ def whiten(batch: TokenBatch, *, ddof: int = 1, eps: float = 1e-8) -> tuple[Toke
     variance = torch.where(active, given - mean, 0).square().sum() / (number - ddof).clamp(min=1)
     skipped = number < 2
     white = torch.where(skipped, given, (given - mean) * (variance + eps).rsqrt())
-    white = torch.where(active, white.to(batch.advantages.dtype), torch.where(weighted, batch.advantages, 0))
-    return replace(batch, advantages=white), Whitened(mean, variance, skipped)
+    white = white.to(torch.promote_types(batch.advantages.dtype, torch.float32))
+    white = torch.where(active, white, torch.where(weighted, batch.advantages, 0))
+    signal = None if batch.signal is None else _carried(batch, active & (white != 0))
+    return replace(batch, advantages=white, signal=signal), Whitened(mean, variance, skipped)
+
+
+def _carried(batch: TokenBatch, moved: Tensor) -> Tensor:
+    """bool [B]: some action of the row's group is among `moved` [A]."""
+    group, _ = dense(batch.group)
+    per_row = sum_by(moved.to(torch.int64), batch.sequence, batch.rows)
+    return (sum_by(per_row, group, batch.rows) > 0)[group]

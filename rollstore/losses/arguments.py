@@ -1,4 +1,7 @@
-"""Checks of arguments: words, numbers, pairs, tensors, and the columns of a batch. None looks at a tensor's values."""
+"""Checks of arguments: words, numbers, pairs, tensors, and the columns of a batch.
+
+None waits for an accelerator: where a tensor's values are checked there, the device asserts it.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +87,37 @@ def _dtype(name: str, got: Tensor, ids: bool) -> None:
         raise TypeError(f"{name}: wanted a float dtype, got {got.dtype}")
 
 
+def mask(name: str, got: Any) -> None:
+    """Raise `TypeError` for what is no tensor of bools: a weight is no mask."""
+    if not isinstance(got, Tensor) or got.dtype != torch.bool:
+        kind = got.dtype if isinstance(got, Tensor) else type(got).__name__
+        raise TypeError(f"{name}: wanted a bool tensor, as batch.weights != 0, got {kind}")
+
+
+def at_hand(values: Tensor) -> bool:
+    """Whether looking at values costs nothing."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def values(name: str, got: Tensor, fits: Tensor, wanted: str) -> None:
+    """Raise `ValueError` unless `fits` (bool, of the shape of `got`) everywhere; on an accelerator the device does."""
+    fine, message = fits.all(), f"{name}: wanted {wanted}"
+    if not at_hand(got):
+        torch._assert_async(fine, message)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # the check that waits for nothing
+    elif not fine:
+        raise ValueError(f"{message}, got {got[~fits][0].item()}")
+
+
+def weights(name: str, got: Tensor) -> None:
+    """Raise unless every weight [A] is a finite number of at least 0: a negative one would turn its action round."""
+    values(name, got, (got >= 0) & (got < torch.inf), "finite numbers of at least 0")
+
+
 def columns(batch: Any) -> None:
     """Raise, naming the column, unless every column of the batch has its shape and kind and carries no gradient.
 
-    A column of another shape would be broadcast without a word, and one with a gradient would cancel the policy's
-    (anchor) or train another model (values).
+    Weights are finite and at least 0. A column of another shape would be broadcast without a word, and one with a
+    gradient would cancel the policy's (anchor) or train another model (values).
     """
     if not isinstance(batch, TokenBatch):
         raise TypeError(f"batch: wanted a TokenBatch, got {type(batch).__name__}")
@@ -109,6 +138,7 @@ def columns(batch: Any) -> None:
                 _dtype(f"batch.{name}", got, ids=False)
             if got.requires_grad:
                 raise ValueError(f"batch.{name}: wanted a column without gradient, as from detach(), got one with")
+    weights("batch.weights", batch.weights)
 
 
 def before_counts(batch: TokenBatch, where: str) -> None:

@@ -10,7 +10,7 @@ from rollstore.batch.denominator import settings
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses.arguments import columns, finite
 from rollstore.losses.heads import Head, distances, head
-from rollstore.losses.inputs import inputs, signal_metrics
+from rollstore.losses.inputs import count_metrics, inputs, signal_metrics
 from rollstore.losses.objectives import Loss
 from rollstore.losses.ratios import EXPONENT, Correction, Metrics, alone, correct, rule_metrics, statistic_of
 from rollstore.losses.reducers import Reducer, base, reduced, token_mean
@@ -53,7 +53,7 @@ def score_centering(
     _refuse(batch)
     found = head(batch, head_logprobs, given.active)
     active = given.active & found.has
-    done = correct(weight, batch, given.live, given.known, default="live")
+    done = correct(weight, batch, given.live, given.recorded, given.known, default="live")
     plain = found.q - found.rho[found.action] * found.p
     centre = plain if weight is None else _weighted(found, weight, done.weight, plain)
     score = done.weight * given.logprobs - found.sum(centre.detach() * found.log_p)
@@ -83,8 +83,8 @@ def sampler_kl(
     plain = found.q - found.rho[found.action] * found.p
     terms = -found.sum(plain.detach() * found.log_p)
     weights = torch.where(found.has, batch.weights, 0)
-    term = reduced(reduce, terms, batch, weights)
-    return beta * term, {"sampler_kl": distances(found)["head/kl"], **found.metrics}
+    term = reduced(base(reduce), terms, batch, weights)
+    return beta * term, {"sampler_kl": distances(found)["head/kl"], **found.metrics, **count_metrics(batch, weights)}
 
 
 def _weighted(found: Head, weight: Correction, of_action: Tensor, plain: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +14,17 @@ from torch import distributed as dist
 
 from rollstore.batch import Counts, TokenBatch
 from rollstore.batch.select import is_cut
+from rollstore.errors import DuplicateError
 from rollstore.losses.arguments import columns, number, tensor
+from rollstore.losses.arguments import weights as check_weights
 from rollstore.losses.reducers import signal_weights
 from rollstore.losses.units import sum_by
 
 
 def with_counts(
-    batches: Sequence[TokenBatch],
+    batches: Iterable[TokenBatch],
     *,
-    weights: Sequence[Tensor] | None = None,
+    weights: Iterable[Tensor] | None = None,
     process_group: dist.ProcessGroup | None = None,
     averaged_over: int = 1,
 ) -> list[TokenBatch]:
@@ -36,17 +39,19 @@ def with_counts(
     Units are matched by id, so a rollout's segments, or a group's members, may lie in different batches and ranks.
     After the advantages, and after everything that changes weights: the counts of groups with signal are taken here
     too. Whether a rollout's segments were put into different batches is remembered, since a ratio over a rollout then
-    cannot be formed.
+    cannot be formed. Raises `DuplicateError`, on every rank, where one rollout_id has two groups in the step: two
+    rollouts, as of two runs, would be counted as one.
     """
-    if isinstance(batches, TokenBatch):
-        raise TypeError("batches: wanted a list of them, got one TokenBatch")
+    batches = _several("batches", batches)
     number("averaged_over", averaged_over, 1)
-    weights = [batch.weights for batch in batches] if weights is None else weights
+    weights = [batch.weights for batch in batches] if weights is None else _several("weights", weights)
     if len(weights) != len(batches):
         raise ValueError(f"weights: wanted one tensor a batch ({len(batches)}), got {len(weights)}")
     for at, (batch, part) in enumerate(zip(batches, weights, strict=True)):
         columns(batch)
         tensor(f"weights[{at}]", part, (batch.actions,))
+        check_weights(f"weights[{at}]", part)
+    _refuse_two_groups(batches, process_group)
     signal = [signal_weights(batch, part) for batch, part in zip(batches, weights, strict=True)]
     base = _counts(batches, weights, process_group, averaged_over)
     decided = all(batch.signal is not None for batch in batches)
@@ -55,6 +60,35 @@ def with_counts(
         replace(batch, counts=counts, signal_counts=signal_counts if decided else None)
         for batch, counts, signal_counts in zip(batches, base, over_signal, strict=True)
     ]
+
+
+def _several(name: str, given: Any) -> list[Any]:
+    """A list of what was given. Raises `TypeError` for one of them alone."""
+    if isinstance(given, TokenBatch | Tensor) or not isinstance(given, Iterable):
+        raise TypeError(f"{name}: wanted a list of them, got one {type(given).__name__}")
+    return list(given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _refuse_two_groups(batches: Sequence[TokenBatch], process_group: dist.ProcessGroup | None) -> None:
+    """Raise where a rollout has another group in another batch, or on another rank."""
+    device = batches[0].tokens.device if batches else torch.device("cpu")
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    keys = torch.cat([none, *(_rollout_keys(batch) for batch in batches)])
+    own, found = keys, torch.cat([none, *(batch.group for batch in batches)])
+    if process_group is not None:
+        keys, found = _gathered(keys, found, process_group)
+    order = keys.argsort()
+    keys, found = keys[order], found[order]
+    wrong = keys[1:][(keys[1:] == keys[:-1]) & (found[1:] != found[:-1])]
+    if not len(wrong):
+        return
+    ids = [name for batch in batches for name in batch.rollout_ids]
+    here = torch.nonzero(own == wrong[0]).squeeze(-1).tolist()
+    where = f"rollout {ids[here[0]]!r}" if here else "a rollout on another rank"
+    raise DuplicateError(
+        f"{where}: wanted one group in the step, got two: a rollout_id stands for one rollout, whatever its run, and "
+        "all its segments are collated from one table"
+    )
 
 
 def _counts(

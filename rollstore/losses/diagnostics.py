@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,41 +10,38 @@ import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
+from rollstore.losses.arguments import mask, pair, tensor
 from rollstore.losses.arguments import number as check_number
-from rollstore.losses.arguments import pair, tensor
-from rollstore.losses.ratios import EXPONENT, Metrics, bounded
+from rollstore.losses.inputs import inputs, policy_needs
+from rollstore.losses.ratios import EXPONENT, Corrections, Metrics, Numerator, bounded, correct
 from rollstore.losses.units import sum_by
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
-def divergence(above: Tensor, below: Tensor, active: Tensor, *, low: float = 0.5, high: float = 2.0) -> Metrics:
+def divergence(
+    above: Tensor,
+    below: Tensor,
+    active: Tensor,
+    *,
+    low: float = 0.5,
+    high: float = 2.0,
+    kept: Tensor | None = None,
+) -> Metrics:
     """Diagnostics [] of the ratio w = exp(above - below) over `active` actions, drawn from `below`. All inputs [A].
 
     k1 = -x, k2 = x^2/2, k3 = e^x - 1 - x for x = log w: estimates of KL(below || above). Extremes of x and quantiles of
     |x|; mean and largest difference of the two probabilities; effective sample size (sum w)^2 / (n sum w^2); E[w^2]
-    (Renyi of order two); shares below `low` and above `high`; `overflow`: exponents above the clamp. Where `above` is
-    minus infinity w is 0 and x infinite. An action with a NaN, or of which `below` is minus infinity, which was never
+    (Renyi of order two); shares below `low` and above `high`, which `tis(high, low)` would clip; with `kept` (bool, as
+    of `weigh`) the share that a correction masked; `overflow`: exponents above the clamp. Where `above` is minus
+    infinity w is 0 and x infinite. An action with a NaN, or of which `below` is minus infinity, which was never
     drawn from it, is left out and counted as `missing`. 0 without actions.
     """
     pair("low, high", (low, high), ordered=True)
-    x, w, gap, some = _ratio(above, below, active)
-    missing, active = (active & ~some).sum(), some
-    number = active.sum()
-    one = number.clamp(min=1)
-    found: Metrics = {
-        "number": number,
-        "missing": missing,
-        "k1": -x.sum() / one,
-        "k2": x.square().sum() / 2 / one,
-        "k3": torch.where(active, w - 1 - x, 0).sum() / one,
-        "probability_gap/mean": gap.sum() / one,
-        "effective_share": w.sum().square() / torch.where(number > 0, one * w.square().sum(), 1),
-        "w2": w.square().sum() / one,
-        "share/low": (active & (w < low)).sum() / one,
-        "share/high": (active & (w > high)).sum() / one,
-        "overflow": (active & (x > EXPONENT)).sum(),
-    }
+    ratio = _ratio(above, below, active)
+    x, gap, active = ratio.x, ratio.gap, ratio.active
+    found = _sums(ratio, Tensor.sum, low, high, kept)
+    number = found["number"]
     if not len(x):
         nothing = x.sum()
         extremes = {"log_ratio/max": nothing, "log_ratio/min": nothing, "probability_gap/max": nothing}
@@ -59,26 +56,83 @@ def divergence(above: Tensor, below: Tensor, active: Tensor, *, low: float = 0.5
     }
 
 
-def divergence_by(above: Tensor, below: Tensor, active: Tensor, buckets: Buckets) -> Metrics:
-    """number, k1, k3, effective_share, w2 and the largest |log w|, each [buckets]; 0 where a bucket is empty."""
-    tensor("buckets", buckets.of_action, (active.shape[0],), "a bucket an action", ids=True)
-    x, w, _, active = _ratio(above, below, active)
-    size = len(buckets.labels)
+def divergence_by(
+    above: Tensor,
+    below: Tensor,
+    active: Tensor,
+    buckets: Buckets,
+    *,
+    low: float = 0.5,
+    high: float = 2.0,
+    kept: Tensor | None = None,
+) -> Metrics:
+    """The figures of `divergence` in each bucket, and the largest |log w|, each [buckets]; 0 where one is empty."""
+    pair("low, high", (low, high), ordered=True)
+    mask("active", active)
+    index, size = buckets.of_action, len(buckets.labels)
+    tensor("buckets", index, (active.shape[0],), "a bucket an action", ids=True)
+    ratio = _ratio(above, below, active)
+    x, active = ratio.x, ratio.active
 
     def total(values: Tensor) -> Tensor:
-        return sum_by(torch.where(active, values, 0), buckets.of_action, size)
+        return sum_by(values.to(torch.float64), index, size)
 
-    number = total(torch.ones_like(x))
+    def extreme(values: Tensor, how: str) -> Tensor:
+        start = torch.full((size,), -torch.inf if how == "amax" else torch.inf, dtype=x.dtype, device=x.device)
+        found = start.scatter_reduce(0, index, torch.where(active, values, start[0]), how)
+        return torch.where(number > 0, found, 0)
+
+    found = _sums(ratio, total, low, high, kept)
+    number = found["number"]
+    cuts = _quantiles_by(torch.where(active, x.abs(), torch.inf), index, number)
+    return {
+        **found,
+        "log_ratio/max": extreme(x, "amax"),
+        "log_ratio/min": extreme(x, "amin"),
+        "log_ratio/largest": extreme(x.abs(), "amax"),
+        "probability_gap/max": extreme(ratio.gap, "amax"),
+        **{f"log_ratio/q{q:g}": cut for q, cut in zip(QUANTILES, cuts, strict=True)},
+    }
+
+
+def _sums(ratio: _Ratio, total: Callable[[Tensor], Tensor], low: float, high: float, kept: Tensor | None) -> Metrics:
+    """Every figure that is a sum over actions; `total` adds up values [A], 0 where not active."""
+    x, w, gap, active, missing = ratio
+    number = total(active)
     one = number.clamp(min=1)
     squares = total(w.square())
-    return {
+    found: Metrics = {
         "number": number,
+        "missing": total(missing),
         "k1": -total(x) / one,
-        "k3": total(w - 1 - x) / one,
+        "k2": total(x.square()) / 2 / one,
+        "k3": total(torch.where(active, w - 1 - x, 0)) / one,
+        "probability_gap/mean": total(gap) / one,
         "effective_share": total(w).square() / torch.where(squares > 0, one * squares, 1),
         "w2": squares / one,
-        "log_ratio/largest": torch.zeros_like(number).scatter_reduce(0, buckets.of_action, x.abs(), "amax"),
+        "share/low": total(active & (w < low)) / one,
+        "share/high": total(active & (w > high)) / one,
+        "overflow": total(active & (x > EXPONENT)),
     }
+    if kept is not None:
+        mask("kept", kept)
+        tensor("kept", kept.to(x.dtype), tuple(active.shape))
+        found["share/masked"] = total(active & ~kept) / one
+    return found
+
+
+def weigh(
+    batch: TokenBatch, logprobs: Tensor, correction: Corrections, *, numerator: Numerator = "live"
+) -> tuple[Tensor, Tensor]:
+    """(weight [A] that a correction gives each action, kept [A]), as an objective would; without gradient.
+
+    logprobs [A]: the trainer's. numerator: of a correction that does not say. For `divergence(kept=)`, and for
+    `with_counts` with rejected="leave". Where no log-prob was recorded the ratio is taken to be 1.
+    """
+    needs = tuple(name for name in policy_needs(None, correction, numerator) if name != "advantages")
+    given = inputs(batch, logprobs, behavior=True, needs=needs)
+    done = correct(correction, batch, given.live, given.recorded, default=numerator)
+    return done.weight, done.kept
 
 
 class Buckets(NamedTuple):
@@ -123,9 +177,12 @@ def split_log_ratio(batch: TokenBatch, logprobs: Tensor, at_generation: Tensor) 
     each action, NaN where there is none."""
     for name, given in (("logprobs", logprobs), ("at_generation", at_generation)):
         tensor(name, given, (batch.actions,))
-    movement = logprobs.detach() - at_generation
-    behavior = torch.where(batch.valid, batch.behavior_logprobs, torch.nan).to(at_generation.dtype)
-    disagreement = at_generation - behavior
+    behavior = torch.where(batch.recorded, batch.behavior_logprobs, torch.nan)
+    wide = torch.promote_types(torch.promote_types(logprobs.dtype, at_generation.dtype), behavior.dtype)
+    wide = torch.promote_types(wide, torch.float32)  # as narrow as an evaluation may be, the record is not
+    there = at_generation.detach().to(wide)
+    movement = logprobs.detach().to(wide) - there
+    disagreement = there - behavior.to(wide)
     return Split(movement + disagreement, movement, disagreement)
 
 
@@ -137,20 +194,48 @@ def quantiles(ordered: Tensor, number: Tensor) -> Tensor:
     ordered = ordered.sort().values
     at = (number - 1).clamp(min=0) * torch.tensor(QUANTILES, dtype=torch.float64, device=ordered.device)
     low, high = ordered[at.floor().long()], ordered[at.ceil().long()]
-    between = torch.where(low == high, low, low + (at - at.floor()).to(ordered.dtype) * (high - low))
-    return torch.where(number > 0, between, 0)
+    return torch.where(number > 0, _between_two(low, high, at - at.floor()), 0)
 
 
-def _ratio(above: Tensor, below: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(log w, w, |p - q|, active where both are known) [A], detached, 0 where not active."""
+def _quantiles_by(values: Tensor, index: Tensor, number: Tensor) -> Tensor:
+    """`QUANTILES` of each bucket [quantiles, buckets]: of the `number` [buckets] smallest of its values [A]."""
+    order = values.argsort()
+    ordered = values[order[index[order].argsort(stable=True)]]
+    whole = torch.bincount(index, minlength=len(number))
+    begins = torch.cumsum(whole, 0) - whole
+    at = (number - 1).clamp(min=0) * torch.tensor(QUANTILES, dtype=torch.float64, device=values.device)[:, None]
+    last = max(len(ordered) - 1, 0)
+    low, high = ((begins + place.long()).clamp(max=last) for place in (at.floor(), at.ceil()))
+    if not len(ordered):
+        return torch.zeros_like(at, dtype=values.dtype)
+    return torch.where(number > 0, _between_two(ordered[low], ordered[high], at - at.floor()), 0)
+
+
+def _between_two(low: Tensor, high: Tensor, share: Tensor) -> Tensor:
+    """Linear between two values; where they are equal, that one, infinite ones too."""
+    return torch.where(low == high, low, low + share.to(low.dtype) * (high - low))
+
+
+class _Ratio(NamedTuple):
+    """log w, w, |p - q| [A], detached, 0 where not active; active where both are known; missing where one is not."""
+
+    x: Tensor
+    w: Tensor
+    gap: Tensor
+    active: Tensor
+    missing: Tensor
+
+
+def _ratio(above: Tensor, below: Tensor, active: Tensor) -> _Ratio:
+    mask("active", active)
     for name, given in (("above", above), ("below", below)):
         tensor(name, given, (active.shape[0],))
-    active = active & ~above.isnan() & below.isfinite()
+    some = active & ~above.isnan() & below.isfinite()
     wide = torch.promote_types(torch.promote_types(above.dtype, below.dtype), torch.float32)
-    up = torch.where(active, above.detach(), 0).to(wide)
-    down = torch.where(active, below.detach(), 0).to(wide)
-    x = up - down
-    return x, torch.where(active, bounded(x), 0), torch.where(active, (up.exp() - down.exp()).abs(), 0), active
+    up = torch.where(some, above.detach(), 0).to(wide)
+    down = torch.where(some, below.detach(), 0).to(wide)
+    x, gap = up - down, (up.exp() - down.exp()).abs()
+    return _Ratio(x, torch.where(some, bounded(x), 0), torch.where(some, gap, 0), some, active & ~some)
 
 
 def _between(values: Tensor, edges: Sequence[int]) -> Buckets:

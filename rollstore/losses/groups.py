@@ -90,7 +90,7 @@ class Groups:
         """Counts [] by name: groups of each verdict, incomplete ones, and tokens in groups without signal."""
         counts = {f"groups/{verdict.name}": (self.verdict == verdict).sum() for verdict in Verdict}
         return {
-            "groups": torch.tensor(len(self.verdict)),
+            "groups": torch.tensor(len(self.verdict), device=self.verdict.device),
             **counts,
             "groups/incomplete": self.incomplete.sum(),
             "groups/identical": self.identical.sum(),
@@ -116,7 +116,8 @@ def groups(
     rewards [B]: instead of `batch.rewards`, for one component of a shaped total; NaN is unscored. tolerance: rewards
     whose standard deviation is at most this share of the largest |reward| are equal. floor: standard deviation of the
     scorer's repeats (`noise_floor`); None when it is not known, and then nothing is suppressed. A whole group must be
-    in the batch: a rank that holds one member cannot tell. Raises `UnsupportedRecordError` for an infinite reward.
+    in the batch: a rank that holds one member cannot tell. Raises `UnsupportedRecordError` for an infinite reward, and
+    for a rollout whose segments differ in group or reward.
     """
     columns(batch)
     finite("tolerance", tolerance)
@@ -129,6 +130,7 @@ def groups(
     ids, index = torch.unique(batch.group, return_inverse=True)
     size = len(ids)
     _refuse_infinite(batch, given)
+    _refuse_split(batch, given)
     first = _first_rows(batch)
     scored = first & ~given.isnan()
     value = torch.where(scored, given, 0)
@@ -173,6 +175,17 @@ def _refuse_infinite(batch: TokenBatch, given: Tensor) -> None:
         raise UnsupportedRecordError(f"{where}: wanted a finite number, or NaN where unscored, got {float(given[at])}")
 
 
+def _refuse_split(batch: TokenBatch, given: Tensor) -> None:
+    """Raise, by id, where a rollout has two groups or two rewards: one would be counted, and the other trained."""
+    head = _first_of(batch)
+    one, other = given, given[head]
+    same = {"group": batch.group == batch.group[head], "reward": (one == other) | (one.isnan() & other.isnan())}
+    for what, fits in same.items():
+        if len(rows := torch.nonzero(~fits).squeeze(-1)):
+            where = f"rollout {batch.rollout_ids[int(rows[0])]!r}"
+            raise UnsupportedRecordError(f"{where}: wanted one {what} on all its segments, got different ones")
+
+
 def _floor(floor: Any) -> None:
     """A number, NaN where it is not known, or a tensor of one."""
     if isinstance(floor, Tensor):
@@ -183,16 +196,21 @@ def _floor(floor: Any) -> None:
 
 def noise_floor(repeats: Tensor) -> Tensor:
     """Standard deviation (n - 1) of repeated scores of one answer [N] -> []; NaN (not known, not 0) below two."""
-    tensor("repeats", repeats, (repeats.numel(),), "a score a repeat")
-    return repeats.to(torch.float64).std(correction=1) if len(repeats) > 1 else torch.tensor(torch.nan)
+    tensor("repeats", repeats, (repeats.numel() if isinstance(repeats, Tensor) else 0,), "a score a repeat")  # pyright: ignore[reportUnnecessaryIsInstance]
+    return repeats.to(torch.float64).std(correction=1) if len(repeats) > 1 else repeats.new_tensor(torch.nan)
 
 
 def _first_rows(batch: TokenBatch) -> Tensor:
     """bool [B]: one row a rollout."""
+    first = _first_of(batch)
+    return first == torch.arange(batch.rows, device=first.device)
+
+
+def _first_of(batch: TokenBatch) -> Tensor:
+    """int64 [B]: the first row of each row's rollout."""
     index, _ = dense(batch.rollout)
     rows = torch.arange(batch.rows, device=index.device)
-    first = torch.full_like(rows, batch.rows).scatter_reduce(0, index, rows, "amin")
-    return first[index] == rows
+    return torch.full_like(rows, batch.rows).scatter_reduce(0, index, rows, "amin")[index]
 
 
 def _unique(batch: TokenBatch, group: Tensor, size: int) -> Tensor:

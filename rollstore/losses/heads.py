@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rollstore.batch import TokenBatch
+from rollstore.batch import Heads, TokenBatch
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses.arguments import tensor
 from rollstore.losses.ratios import Metrics
@@ -45,14 +45,32 @@ class Head(NamedTuple):
         return sum_by(values, self.action, self.has.shape[0])
 
 
+def heads_of(batch: TokenBatch) -> Heads:
+    """The heads of the batch, or `UnsupportedRecordError` saying how a batch comes by them."""
+    if batch.heads is None:
+        raise UnsupportedRecordError(
+            "the batch has no heads: none were recorded, or they were not read: wanted RolloutLoader(heads=True), or "
+            "the columns head_* in the table that is collated"
+        )
+    return batch.heads
+
+
+def has_head(batch: TokenBatch) -> Tensor:
+    """bool [A]: the action has a head without a NaN or an infinity above."""
+    recorded = heads_of(batch)
+    places = torch.arange(batch.actions, device=recorded.counts.device)
+    action = torch.repeat_interleave(places, recorded.counts, output_size=recorded.tokens.shape[0])
+    broken = sum_by((~(recorded.logprobs < torch.inf)).to(torch.int64), action, batch.actions)
+    return (recorded.counts > 0) & (broken == 0)
+
+
 def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
     """Put the trainer's log-probs [H] (with gradient) beside the recorded head; only `active` [A] is looked at.
 
-    Raises `UnsupportedRecordError` without heads, `ValueError` when the lengths differ.
+    An action with a head that has a NaN, or an infinity above, is one without a head. Raises `UnsupportedRecordError`
+    without heads, `ValueError` when the lengths differ.
     """
-    if batch.heads is None:
-        raise UnsupportedRecordError("no heads were recorded")
-    recorded = batch.heads
+    recorded = heads_of(batch)
     entries = (recorded.tokens.shape[0],)
     tensor("head_logprobs", head_logprobs, entries, "one value a head entry")
     tensor("batch.heads.logprobs", recorded.logprobs, entries, "one value a head entry")
@@ -60,13 +78,13 @@ def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
     wide = torch.promote_types(head_logprobs.dtype, torch.float32)
     places = torch.arange(batch.actions, device=active.device)
     action = torch.repeat_interleave(places, recorded.counts, output_size=recorded.tokens.shape[0])
-    entry = active[action]
+    has = active & has_head(batch)
+    entry = has[action]
     log_q = torch.where(entry, recorded.logprobs.to(wide), 0)
     seen = torch.where(entry, head_logprobs.detach(), 0).to(wide)
     possible = entry & ~(seen <= STAND_IN)
     log_p = torch.where(possible, head_logprobs, 0).to(wide)
     q, p = torch.where(entry, log_q.exp(), 0), torch.where(possible, seen.exp(), 0)
-    has = active & (recorded.counts > 0)
     q_tail = 1 - sum_by(q, action, batch.actions)
     p_tail = 1 - sum_by(p, action, batch.actions)
     complete = q_tail <= TAIL
@@ -77,6 +95,7 @@ def head(batch: TokenBatch, head_logprobs: Tensor, active: Tensor) -> Head:
         "head/missing": (active & ~has).sum(),
         "head/complete": (has & complete).sum(),
         "head/impossible": (entry & ~possible & (q > 0)).sum(),
+        "head/nan": (entry & seen.isnan()).sum(),
         "head/p_tail_floored": (has & floored).sum(),
     }
     return Head(action, has, q, p, log_q, log_p, seen, q_tail, p_tail, rho, complete, metrics)

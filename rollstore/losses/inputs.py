@@ -11,25 +11,31 @@ from torch import Tensor
 from rollstore.batch import TokenBatch, refuse_unusable
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses.arguments import columns, tensor, word
+from rollstore.losses.heads import has_head
 from rollstore.losses.ratios import Corrections, Metrics, Numerator, each
+from rollstore.losses.units import sum_by
 from rollstore.schema.rules.heads import STAND_IN
 
 
 class Inputs(NamedTuple):
     """What an objective computes with, each [A].
 
-    known bool: has weight, and everything that is needed was recorded. active bool: known, and what it is divided by
-    is above 0; these count in the denominator. possible bool: active, and the trainer gives it a probability above 0.
-    logprobs, advantages: with gradient, 0 where not possible. weights: 0 where not active. live: the trainer's
-    log-probs, detached, minus infinity and NaN as they are.
+    recorded bool: has weight, and a behavior log-prob to divide by (where the objective asks for that). known bool:
+    recorded, and everything else that is needed is there. active bool: known, and what it is divided by is above 0;
+    these count in the denominator. ratio bool: has weight, and what it is divided by is there and above 0, whatever
+    else it lacks. possible bool: active, and the trainer gives it a probability above 0. logprobs, advantages: with
+    gradient, 0 where not possible. weights: 0 where not active. live: the trainer's log-probs, detached, minus infinity
+    and NaN as they are.
     """
 
     logprobs: Tensor
     live: Tensor
     advantages: Tensor
     weights: Tensor
+    recorded: Tensor
     known: Tensor
     active: Tensor
+    ratio: Tensor
     possible: Tensor
     metrics: Metrics
 
@@ -65,13 +71,14 @@ def inputs(
     """
     columns(batch)
     tensor(name, given, (batch.actions,))
-    weighted = known = batch.weights != 0
+    weighted = recorded = batch.weights != 0
     metrics: Metrics = {}
     if behavior:
         refuse_unusable(batch)
-        metrics["behavior/missing"] = (weighted & batch.behavior_logprobs.isnan()).sum()
+        metrics["behavior/missing"] = (weighted & ~(batch.behavior_logprobs < torch.inf)).sum()
         metrics["behavior/impossible"] = (weighted & (batch.behavior_logprobs <= STAND_IN)).sum()
-        known = known & batch.valid
+        recorded = weighted & batch.recorded
+    known = ratio = recorded
     for column in needs:
         missing = _missing(batch, column)
         metrics[f"{column}/missing"] = (weighted & missing).sum()
@@ -81,6 +88,7 @@ def inputs(
         none = needed(batch, below) <= STAND_IN
         metrics[f"{below}/impossible"] = (weighted & none).sum()
         active = known & ~none
+        ratio = weighted & ~_missing(batch, below) & ~none
     wide = torch.promote_types(given.dtype, torch.float32)
     live = given.detach().to(wide)
     possible = active
@@ -94,8 +102,10 @@ def inputs(
         live=live,
         advantages=torch.where(possible, advantages, 0).to(wide),
         weights=torch.where(active, batch.weights, 0).to(wide),
+        recorded=recorded,
         known=known,
         active=active,
+        ratio=ratio,
         possible=possible,
         metrics={**metrics, "actions": active.sum()},
     )
@@ -145,17 +155,15 @@ def trainable(batch: TokenBatch, *, behavior: bool = False, heads: bool = False,
         if name in LOGPROBS:
             active = active & (needed(batch, name) > STAND_IN)
     if behavior:
-        active = active & batch.valid
+        active = active & batch.recorded
     if heads:
-        if batch.heads is None:
-            raise UnsupportedRecordError("no heads were recorded")
-        active = active & (batch.heads.counts > 0)
+        active = active & has_head(batch)
     return torch.where(active, batch.weights, 0)
 
 
 class LogRatio(NamedTuple):
     """log of p over what is below it, each [A]. log: with gradient, 0 where not possible; seen: detached, minus
-    infinity where the trainer gives 0, and 0 where not active."""
+    infinity where the trainer gives 0, and 0 where there is no ratio."""
 
     log: Tensor
     seen: Tensor
@@ -163,19 +171,34 @@ class LogRatio(NamedTuple):
 
 def log_ratio(batch: TokenBatch, given: Inputs, below: str) -> LogRatio:
     """log p/q or log p/pi0. below: `behavior_logprobs`, or the column that `inputs` was told of."""
-    under = torch.where(given.active, getattr(batch, below), 0).to(given.live.dtype)
+    under = torch.where(given.ratio, getattr(batch, below), 0).to(given.live.dtype)
     ratio = torch.where(given.possible, given.logprobs - under, 0)
-    return LogRatio(ratio, torch.where(given.active, given.live - under, 0))
+    return LogRatio(ratio, torch.where(given.ratio, given.live - under, 0))
 
 
 def signal_metrics(batch: TokenBatch, weights: Tensor) -> Metrics:
-    """How much of the batch the loss was taken over. counts/off: rows of which `with_counts` counted another weight."""
-    per_row = torch.zeros(batch.rows, dtype=weights.dtype, device=weights.device)
-    per_row = per_row.index_add(0, batch.sequence, weights)
-    metrics: Metrics = {"tokens": weights.sum(), "sequences": (per_row > 0).sum()}
+    """How much of the batch the loss was taken over, and whether what was decided of the step before still holds.
+
+    signal/off: actions with an advantage in a group that `signal` says has none. counts/off: rows of which
+    `with_counts` counted another weight.
+    """
+    metrics: Metrics = {"tokens": weights.sum(), "sequences": (_per_row(batch, weights) > 0).sum()}
     if batch.signal is not None:
-        metrics["tokens/signal"] = torch.where(batch.signal[batch.sequence], weights, 0).sum()
-    if batch.counts is not None:
-        counted = batch.counts.segment_tokens
-        metrics["counts/off"] = ((per_row - counted).abs() > 1e-4 * counted.clamp(min=1)).sum()
-    return metrics
+        signal = batch.signal[batch.sequence]
+        metrics["tokens/signal"] = torch.where(signal, weights, 0).sum()
+        if batch.advantages is not None:
+            metrics["signal/off"] = ((weights != 0) & ~signal & (batch.advantages.abs() > 0)).sum()
+    return metrics | count_metrics(batch, weights)
+
+
+def count_metrics(batch: TokenBatch, weights: Tensor) -> Metrics:
+    """counts/off [], where the step was counted: rows of which another weight was. weights [A]: what the loss takes."""
+    if batch.counts is None:
+        return {}
+    off = (_per_row(batch, weights) - batch.counts.segment_tokens).abs()
+    # Both are sums in float64 of the same float32 weights: what is left of rounding is far below one action's weight.
+    return {"counts/off": (off > 1e-9 * batch.counts.segment_tokens.clamp(min=1)).sum()}
+
+
+def _per_row(batch: TokenBatch, weights: Tensor) -> Tensor:
+    return sum_by(weights.to(torch.float64), batch.sequence, batch.rows)

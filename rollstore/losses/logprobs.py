@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rollstore.losses.arguments import number, tensor
+from rollstore.losses.arguments import at_hand, number, tensor, values
 from rollstore.losses.transform import Recorded, divisor, dropped
 
 ELEMENTS = 1 << 25
@@ -68,8 +68,8 @@ def selected_logprobs(
     and gradients are those of `logprobs_of_logits(hidden @ weight.T, ...)`. head_counts [A] says how many of
     head_tokens [H] belong to each action. temperature, top_k, top_p, min_p [A] and support (tokens [S], counts [A]):
     the recorded transform to apply, where asked. chunk: actions at a time. Products are taken in the dtype of the
-    inputs (autocast's, when on), everything after them in float32 or wider. Raises `ValueError` or `TypeError` for what
-    does not fit; ids outside the vocabulary on an accelerator fail there.
+    inputs (autocast's, when on), everything after them in float32 or wider. Only hidden and weight get a gradient.
+    Raises `ValueError` or `TypeError` for what does not fit; ids outside the vocabulary on an accelerator fail there.
     """
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
@@ -81,6 +81,10 @@ def selected_logprobs(
         number("chunk", chunk, 1)
     how = Recorded(temperature, top_k, top_p, min_p, *(support or (None, None)))
     _fitting(tokens, head_tokens, head_counts, how, len(hidden), len(weight))
+    for name in ("temperature", "top_p", "min_p"):
+        column: Tensor | None = getattr(how, name)
+        if column is not None and column.requires_grad:
+            raise ValueError(f"{name}: wanted a column without gradient, got one with: none is computed for it")
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         narrow = torch.get_autocast_dtype(kind)
@@ -115,30 +119,22 @@ def _fitting(
         column: Tensor | None = getattr(how, name)
         if column is not None:
             tensor(name, column, (actions,), ids=name == "top_k")
+    if how.temperature is not None:
+        values("temperature", how.temperature, ~(how.temperature < 0), "numbers of at least 0, NaN where not recorded")
 
 
 def _within(name: str, ids: Tensor, size: int) -> None:
     """Raise unless ids lie in [0, size): a negative one would silently be one from the end."""
-    fine = ((ids >= 0) & (ids < size)).all()
-    message = f"{name}: wanted ids from 0 to {size - 1}"
-    if not _at_hand(ids):
-        torch._assert_async(fine, message)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # the check that waits for nothing
-    elif not fine:
-        raise ValueError(f"{message}, got {int(ids[(ids < 0) | (ids >= size)][0])}")
+    values(name, ids, (ids >= 0) & (ids < size), f"ids from 0 to {size - 1}")
 
 
 def _add_up(name: str, ids: Tensor, counts: Tensor) -> None:
-    if _at_hand(counts) and int(counts.sum()) != len(ids):
+    if at_hand(counts) and int(counts.sum()) != len(ids):
         raise ValueError(_sum(name, len(ids), int(counts.sum())))
 
 
 def _sum(name: str, wanted: int, got: int) -> str:
     return f"{name}_counts: wanted a sum of {wanted}, as many as {name}_tokens, got {got}"
-
-
-def _at_hand(values: Tensor) -> bool:
-    """Whether looking at values costs nothing."""
-    return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _even(actions: int, most: int) -> int:

@@ -41,7 +41,7 @@ def reinforce(
     """-E[ sg(w) A log p ] (Williams 1992). A correction's ratio is p/q unless it says otherwise. logprobs [A]."""
     needs = policy_needs(None, correction, "live")
     given = inputs(batch, logprobs, behavior=correction is not None, needs=needs)
-    done = correct(correction, batch, given.live, given.known, default="live")
+    done = correct(correction, batch, given.live, given.recorded, given.known, default="live")
     terms = -done.weight * given.advantages * given.logprobs
     return _reduced(batch, given, terms, reduce, done.metrics, done)
 
@@ -126,7 +126,7 @@ def gspo(
     """
     pair("clip", clip)
     given, ratios, done = _against_anchor(batch, logprobs, anchor, correction)
-    mean = at_level(ratios.seen, batch, given.active, level="geometric", unit=unit)
+    mean = at_level(ratios.seen, batch, given.ratio, level="geometric", unit=unit)
     ratio = bounded(mean) * (1 + (ratios.log - ratios.log.detach()))
     advantages = given.advantages
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages)
@@ -170,7 +170,7 @@ def sao(
     pair("clip", clip)
     given = inputs(batch, logprobs, behavior=True)
     ratios = log_ratio(batch, given, "behavior_logprobs")
-    seen = bounded(ratios.seen)
+    seen = ratios.seen.exp()
     outside = (seen <= 1 - clip[0]) | (seen >= 1 + clip[1])
     metrics = {"rejected": (given.active & outside).sum()} | _ratio_metrics(ratios.seen, given, clip)
     terms = torch.where(outside, 0, -exp(ratios.log) * given.advantages)
@@ -198,7 +198,7 @@ def _against_anchor(
     below = None if direct else "anchor_logprobs"
     given = inputs(batch, logprobs, behavior=correction is not None or direct, needs=needs, below=below)
     ratios = log_ratio(batch, given, below or "behavior_logprobs")
-    return given, ratios, correct(correction, batch, given.live, given.known, default="anchor")
+    return given, ratios, correct(correction, batch, given.live, given.recorded, given.known, default="anchor")
 
 
 def _exponent(got: Exponent) -> None:

@@ -176,8 +176,8 @@ def _masked(
     pair(f"{name}: low, high", (low, high), ordered=True)
 
     def rule(log_ratio: Tensor) -> Rule:
-        ratio = bounded(log_ratio)
-        kept = ~((ratio < low) | (ratio > high))
+        ratio, whole = bounded(log_ratio), log_ratio.detach().exp()  # a bound may lie above what a weight is clamped to
+        kept = ~((whole < low) | (whole > high))
         return Rule(torch.where(kept, ratio if inside == "ratio" else torch.ones_like(ratio), 0), kept)
 
     return Correction(name=name, rule=rule, level=level, unit=unit, numerator=numerator, rejected=rejected)
@@ -213,28 +213,40 @@ class Corrected(NamedTuple):
 
 
 def correct(
-    correction: Corrections | None, batch: TokenBatch, logprobs: Tensor, active: Tensor, *, default: Numerator
+    correction: Corrections | None,
+    batch: TokenBatch,
+    logprobs: Tensor,
+    recorded: Tensor,
+    known: Tensor | None = None,
+    *,
+    default: Numerator,
 ) -> Corrected:
-    """The weight of each action. logprobs [A]: the live trainer's, -inf kept; active [A]: where the ratio exists."""
-    weight, kept = torch.ones_like(logprobs.detach()), torch.ones_like(active)
-    stays = torch.ones_like(active)
+    """The weight of each action.
+
+    logprobs [A]: the live trainer's, -inf kept. recorded [A]: where there is a log-prob to divide by: a sequence's
+    ratio is of all of these, whatever else one lacks. known [A]: those that the objective can use, which are reported;
+    all, when left out.
+    """
+    known = recorded if known is None else known
+    weight, kept = torch.ones_like(logprobs.detach()), torch.ones_like(known)
+    stays = torch.ones_like(known)
     metrics: Metrics = {}
     for part in each(correction):
-        log_ratio = correction_log_ratio(part, batch, logprobs, active, default=default)
+        log_ratio, there = correction_log_ratio(part, batch, logprobs, recorded, default=default)
         value = statistic_of(log_ratio, part.statistic)
-        value = at_level(value, batch, active, level=part.level, unit=part.unit)
+        value = at_level(value, batch, there, level=part.level, unit=part.unit)
         done = part.rule(value)
         weight, kept = weight * done.weight, kept & done.kept
         if part.rejected == "leave":
             stays = stays & done.kept
-        metrics |= _metrics(_free(part.name, metrics), value, done, active)
+        metrics |= _metrics(_free(part.name, metrics), value, done, known & there)
     return Corrected(weight, kept, stays, metrics)
 
 
 def correction_log_ratio(
-    part: Correction, batch: TokenBatch, logprobs: Tensor, active: Tensor, *, default: Numerator
-) -> Tensor:
-    """log of numerator/q [A], detached; -inf where the numerator is 0; 0 where not active."""
+    part: Correction, batch: TokenBatch, logprobs: Tensor, recorded: Tensor, *, default: Numerator
+) -> tuple[Tensor, Tensor]:
+    """(log of numerator/q [A], detached; where there is one [A]). -inf where the numerator is 0; 0 without a ratio."""
     above = logprobs.detach()
     if (part.numerator or default) == "anchor":
         if batch.anchor_logprobs is None:
@@ -243,8 +255,9 @@ def correction_log_ratio(
                 "set it, or say numerator='live'"
             )
         above = batch.anchor_logprobs.to(logprobs.dtype)
+        recorded = recorded & (above < torch.inf)
     below = batch.behavior_logprobs.to(logprobs.dtype)
-    return torch.where(active, above, 0) - torch.where(active, below, 0)
+    return torch.where(recorded, above, 0) - torch.where(recorded, below, 0), recorded
 
 
 def each(correction: Corrections | None) -> Sequence[Correction]:
@@ -274,7 +287,7 @@ def statistic_of(log_ratio: Tensor, statistic: Statistic) -> Tensor:
     if statistic == "k2":
         return log_ratio.square() / 2
     if statistic == "k3":
-        return bounded(log_ratio) - 1 - log_ratio
+        return log_ratio.detach().exp() - 1 - log_ratio
     return log_ratio
 
 

@@ -135,7 +135,7 @@ def signal_groups(reduce: Reducer) -> SignalGroups:
 
 def base(reduce: Reducer) -> Reducer:
     """The reducer of a regulariser that stands beside a policy term reduced by `reduce`."""
-    return reduce.base if isinstance(reduce, SignalGroups) else reduce
+    return base(reduce.base) if isinstance(reduce, SignalGroups) else reduce
 
 
 def signal_weights(batch: TokenBatch, weights: Tensor) -> Tensor:

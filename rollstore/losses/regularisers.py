@@ -1,4 +1,7 @@
-"""Terms that are added to an objective: reference KL, entropy, clipped values. Each is (term [], metrics) to add."""
+"""Terms that are added to an objective: reference KL, entropy, clipped values. Each is (term [], metrics) to add.
+
+They act on every action with weight: of `signal_groups(reducer)` they take the reducer alone.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from torch import Tensor
 
 from rollstore.batch import TokenBatch
 from rollstore.losses.arguments import finite, number, word
-from rollstore.losses.inputs import inputs, log_ratio, needed
+from rollstore.losses.inputs import count_metrics, inputs, log_ratio, needed
 from rollstore.losses.ratios import Metrics, exp
-from rollstore.losses.reducers import Reducer, reduced, token_mean
+from rollstore.losses.reducers import Reducer, base, reduced, token_mean
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -37,8 +40,8 @@ def reference_kl(
     if gradient is not None:
         slope = _estimate(x, gradient)
         terms = terms.detach() + (slope - slope.detach())
-    term = reduced(reduce, torch.where(given.possible, terms, 0), batch, given.weights)
-    return beta * term, {"reference_kl": term.detach(), **given.metrics}
+    term = reduced(base(reduce), torch.where(given.possible, terms, 0), batch, given.weights)
+    return beta * term, {"reference_kl": term.detach(), **given.metrics, **count_metrics(batch, given.weights)}
 
 
 def _estimate(x: Tensor, estimator: Estimator) -> Tensor:
@@ -56,8 +59,8 @@ def entropy_bonus(
     """-beta E[H(p)]: a reward for entropy. entropies [A]: the trainer's, in nats, with gradient."""
     finite("beta", beta)
     given = inputs(batch, entropies, behavior=False, needs=(), name="entropies")
-    term = reduced(reduce, given.logprobs, batch, given.weights)
-    return -beta * term, {"entropy": term.detach(), **given.metrics}
+    term = reduced(base(reduce), given.logprobs, batch, given.weights)
+    return -beta * term, {"entropy": term.detach(), **given.metrics, **count_metrics(batch, given.weights)}
 
 
 def value_clip(
@@ -79,5 +82,6 @@ def value_clip(
         clipped = (old + (new - old).clamp(-clip, clip) - target).square()
         metrics["value/clipped"] = (given.active & (clipped > errors)).sum()
         errors = torch.maximum(errors, clipped)
-    term = reduced(reduce, errors, batch, given.weights) / 2
+    term = reduced(base(reduce), errors, batch, given.weights) / 2
+    metrics |= count_metrics(batch, given.weights)
     return term, {"value_loss": term.detach(), **given.metrics, **metrics}

@@ -39,7 +39,8 @@ class Trajectories(NamedTuple):
 def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> tuple[TokenBatch, Trajectories]:
     """A_t = d_t + gamma lam A_{t+1}, d_t = r_t + gamma V_{t+1} - V_t (Schulman et al. 2015, arXiv 1506.02438, eq. 16).
 
-    Sets `advantages` and `returns` = A + V [A]. The outcome is paid at the rollout's last action, `action_rewards` at
+    Sets `advantages` and `returns` = A + V [A], float32 or wider, and `signal` to None: what another function decided
+    of the groups holds no more. The outcome is paid at the rollout's last action, `action_rewards` at
     theirs. The recursion runs through all segments of a rollout, a segment's last action into the next one's first
     value. At the end of the rollout stands 0, or, where `bootstrap` says so, its own final value, never another
     rollout's. Raises `UnsupportedRecordError` naming the rollouts whose bootstrap is unknown, which lack the final
@@ -69,10 +70,11 @@ def gae(batch: TokenBatch, *, gamma: float = 1.0, lam: float = 0.95) -> tuple[To
     advantages = _scan(reward + gamma * following - value, steps)
 
     def spread(of_chain: Tensor) -> Tensor:
-        return torch.zeros_like(values).index_copy(0, chain.order, of_chain.to(values.dtype))
+        wide = torch.promote_types(values.dtype, torch.float32)
+        return torch.zeros_like(values, dtype=wide).index_copy(0, chain.order, of_chain.to(wide))
 
     bootstrapped = (chain.last & (batch.bootstrap[chain.end] == 1)).sum()
-    batch = replace(batch, advantages=spread(advantages), returns=spread(advantages + value))
+    batch = replace(batch, advantages=spread(advantages), returns=spread(advantages + value), signal=None)
     return batch, Trajectories(unscored, bootstrapped)
 
 

@@ -48,6 +48,7 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
     arrays that Arrow found valid: sums say nothing about who wrote the bytes.
 
     Parts of a remote store are read by us, batch by batch and checked each time: Arrow would fetch them once more.
+    So are those at a path that is no UTF-8, which Arrow does not open.
     """
 
     def __init__(self, snapshot: Snapshot, table: str, lease: Lease | None) -> None:
@@ -57,11 +58,12 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
         others: list[Part | JournalView] = [*snapshot.views(table)]
         self._near: set[str] = set()
         self._far: set[str] = set()
+        arrow_opens = isinstance(snapshot.filesystem, LocalFilesystem) and _is_utf8(snapshot.filesystem.locate(""))
         newest: dict[int, bool] = {}  # parts opened through one file share their schema objects
         for part in snapshot.parts(table):
             if id(part.schema) not in newest:
                 newest[id(part.schema)] = not part.is_older and _is_newest(part.schema, schema)
-            if not isinstance(part.filesystem, LocalFilesystem):
+            if not arrow_opens:
                 self._far.add(part.name)
             elif newest[id(part.schema)]:
                 self._near.add(part.name)
@@ -150,6 +152,15 @@ def _check(part: Part) -> None:
 
 def _state(part: Part) -> tuple[str, int, float]:
     return (part.path, part.size, part.filesystem.modified(part.file))
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether a path is text; bytes that are none, Python keeps as lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_newest(found: pa.Schema, newest: pa.Schema) -> bool:

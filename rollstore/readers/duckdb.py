@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ SELECT {row}, span, {fields}
 FROM (SELECT {row}, unnest(range(len(spans))) AS span, unnest(spans) AS s FROM rollouts)
 """
 
-# Per rollout first, so that its segments count once; its reward and its ending are those of its last segment.
+# Per rollout first, so that its segments count once; its reward and its ending are those of its last segment, and run,
+# step and group those of the first segment that has one (arg_min looks at no null).
 _GROUPS = f"""
 SELECT run_id, step, group_id,
     max(group_size) AS group_size,
@@ -46,14 +48,16 @@ SELECT run_id, step, group_id,
     count(*) FILTER (ending = 'truncated') AS truncated,
     count(*) FILTER (ending = 'aborted') AS aborted
 FROM (
-    SELECT run_id, step, group_id, rollout_id,
+    SELECT rollout_id,
+        arg_min(run_id, segment) AS run_id, arg_min(step, segment) AS step, arg_min(group_id, segment) AS group_id,
         max(group_size) AS group_size,
         arg_max_null(CASE WHEN isnan(reward) THEN NULL ELSE reward END, segment) AS reward,
         arg_max_null(ending, segment) AS ending,
         sum({_ACTION_COUNT}) AS actions,
         sum(len(tokens)) AS tokens
-    FROM rollouts WHERE group_id IS NOT NULL
-    GROUP BY run_id, step, group_id, rollout_id)
+    FROM rollouts
+    GROUP BY rollout_id)
+WHERE group_id IS NOT NULL
 GROUP BY run_id, step, group_id
 """
 
@@ -104,6 +108,10 @@ def lock(connection: duckdb.DuckDBPyConnection) -> None:
 
     The views go on working. For queries of people or models that are only trusted with the store.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # DuckDB would refuse to be shut off: it asks where its folder of spilled rows is
+        connection.execute("SET temp_directory = ''")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

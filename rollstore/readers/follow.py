@@ -24,6 +24,8 @@ NEEDED = (
 
 
 _LATE = "late: its group was closed"
+_NO_GROUP = 1 << 62
+"""After every segment that has a group."""
 
 
 def _utc() -> datetime:
@@ -156,6 +158,7 @@ class Follower:
         self._coming: OrderedDict[Any, _Unit] = OrderedDict()
         self._ready: list[_Unit] = []
         self._closed: set[Any] = set()
+        self._placed: dict[str, tuple[int, Any]] = {}
 
     @property
     def attempt(self) -> int:
@@ -224,6 +227,8 @@ class Follower:
             row.column(name)[0].as_py() for name in ("rollout_id", "segment", "run_id", "step", "group_id")
         )
         key = (run, step, group) if self._rules.whole_groups and group is not None else (None, None, id_)
+        if self._rules.whole_groups:
+            key = self._home(id_, segment, key)
         if id_ in self._ledger.done:
             self._close(key)
             return
@@ -239,6 +244,22 @@ class Follower:
         if known is not None and not _same(known, row):
             raise DuplicateError(f"{id_!r}, segment {segment}: wanted one content, got different ones")
         rollout.rows.setdefault(segment, row)
+
+    def _home(self, id_: str, segment: int, key: Any) -> Any:
+        """The group of a rollout's first segment that has one, so far; what is there of it moves along."""
+        rank = segment if key[2] != id_ or key[:2] != (None, None) else _NO_GROUP
+        first, placed = self._placed.get(id_, (rank, key))
+        if rank > first or id_ not in self._placed:
+            self._placed.setdefault(id_, (rank, key))
+            return self._placed[id_][1]
+        self._placed[id_] = (rank, key)
+        unit = self._coming.get(placed)
+        if key != placed and unit is not None and id_ in unit.members:
+            there = self._coming.setdefault(key, _Unit(size=0, since=unit.since))
+            there.members[id_] = unit.members.pop(id_)
+            if not unit.members:
+                del self._coming[placed]
+        return key
 
     def _close(self, key: Any) -> None:
         """A member of this group is done, so the group was given before this start: what came first is late."""

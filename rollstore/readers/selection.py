@@ -74,8 +74,9 @@ def select(
     kept = np.ones(len(last), bool) if where is None else _kept(rows, rollout, last, where)
     ends = rows.take(pa.array(last))
     kept &= by_others(snapshot, ends["rollout_id"].combine_chunks(), filters)
-    unit = _groups(ends) if whole_groups else np.arange(len(last))
-    late = _late(ends, unit) if incomplete == "leave_out" else np.zeros(len(last), bool)
+    own = _placed(rows, rollout, last) if whole_groups else ends
+    unit = _groups(own) if whole_groups else np.arange(len(last))
+    late = _late(own, unit) if incomplete == "leave_out" else np.zeros(len(last), bool)
     missing = int((kept & late).sum())
     kept &= ~late
 
@@ -149,6 +150,18 @@ def _kept(rows: pa.Table, rollout: Ints, last: Ints, where: pc.Expression) -> np
     numbered = table.append_column("number", pa.array(np.arange(len(last))))
     kept[numbered.filter(where)["number"].to_numpy()] = True
     return kept
+
+
+def _placed(rows: pa.Table, rollout: Ints, last: Ints) -> pa.Table:
+    """The last segment of each rollout, with the group of the first segment that says one, field by field."""
+    table, segment = rows.take(pa.array(last)), rows["segment"].to_numpy()
+    for name in {*_GROUP, "group_size"} & {*rows.column_names}:
+        having = np.flatnonzero(pc.is_valid(rows[name]).to_numpy())
+        having = having[np.lexsort((-segment[having], rollout[having]))]
+        place = last.copy()
+        place[rollout[having]] = having  # the last write wins: the lowest of the segments that have a value
+        table = table.set_column(table.schema.get_field_index(name), name, rows[name].take(pa.array(place)))
+    return table
 
 
 def _groups(rollouts: pa.Table) -> Ints:

@@ -124,7 +124,8 @@ def test_tinkers_datum_takes_the_rows() -> None:
 
 @pytest.mark.parametrize("give", [to_verl, to_trl, to_tinker])
 def test_what_a_trainer_cannot_know_to_be_wrong_is_refused(give: Any) -> None:
-    missing = batch(valid=torch.tensor([True, False, True, True]))
+    missing = batch()
+    missing.behavior_logprobs[1] = float("nan")
     with pytest.raises(
         UnsupportedRecordError, match="rollout 'a': wanted a log-prob of every action with weight, 1 have"
     ):

@@ -38,7 +38,7 @@ def plain(**columns: Any) -> Any:
         ({"temperature": torch.tensor([0.5])}, r"did not declare that it applied temperature=0\.5"),
         ({"temperature": torch.tensor([0.0])}, "temperature 0 draws from no distribution"),
         ({"penalties": torch.tensor([1 << 6], dtype=torch.int16)}, "applied grammar"),
-        ({"heads": None}, "no heads were recorded"),
+        ({"heads": None}, r"the batch has no heads: .* wanted RolloutLoader\(heads=True\)"),
     ],
 )
 def test_a_record_that_cannot_support_it_is_refused_with_the_reason(columns: dict[str, Any], message: str) -> None:

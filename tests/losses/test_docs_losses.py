@@ -1,59 +1,45 @@
-"""docs/losses.md is held to the code: its example runs, names are explained, what is out of scope is listed."""
+"""docs/losses.md is held to the code: its code runs, names are explained, what is out of scope is listed."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
-import rollstore
-from rollstore import Heads, Rollout, Sampler, losses
-from rollstore.batch import TokenBatch
+from rollstore import losses
 from tests.losses import test_golden_policy, test_golden_rest
 
-TEXT = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
+TEXT = PAGE.read_text(encoding="utf-8")
 SCOPE = TEXT.split("### Out of scope")[1]
 
 
-def test_the_examples_run_on_rows_of_the_table_and_on_a_store(tmp_path: Path) -> None:
-    rollouts = [
-        Rollout(
-            rollout_id=name,
-            group_id="g",
-            group_size=2,
-            tokens=[1, 2, 3],
-            action_mask=[False, True, True],
-            logprobs=[-0.5, -0.7],
-            logprob_kind="behavior",
-            head_kind="behavior",
-            heads=Heads(size=2, tokens=[2, 5, 3, 4], logprobs=[-0.5, -1.5, -0.7, -1.0]),
-            samplers=[Sampler(temperature=0.7)],
-            reward=reward,
-            reward_status="scored",
-        )
-        for name, reward in (("a", 1.0), ("b", 0.0), ("c", 0.5))
-    ]
-    store = rollstore.open(tmp_path / "s", create=True)
-    with store.writer(run="r", source="test") as writer:
-        writer.append(rollouts)
-    table = store.scan("rollouts").read_all()
-    hidden, weight = torch.randn(9, 4, requires_grad=True), torch.randn(9, 4)
-    seen: list[int] = []
+def test_the_code_of_the_page_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(blocks) == 6
+    names: dict[str, Any] = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, "losses.md", "exec"), names)
+        if number == 1:
+            first = names["model"].lm_head.weight
+            assert first.grad.any()
+            before = first.detach().clone()
+            names["model"].zero_grad()
+    assert not torch.equal(before, first)
+    assert re.fullmatch(r"loss -?[0-9.]+, mean weight 1\.000\n", capsys.readouterr().out)
 
-    def states_of(batch: TokenBatch) -> torch.Tensor:
-        seen.append(batch.rows)
-        return hidden[batch.logit_index]
 
-    given = {"table": table, "hidden": hidden, "output_weight": weight, "store": store, "states_of": states_of}
-    code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(code) == 2
-    for block in code:
-        hidden.grad = None
-        exec(block, given)
-        assert hidden.grad is not None
-        assert hidden.grad.any()
-    assert seen == [2, 1]
+def test_the_pictures_of_the_page_are_there() -> None:
+    pictures = re.findall(r"!\[.*\]\((.*)\)", TEXT)
+    assert pictures
+    for picture in pictures:
+        assert (PAGE.parent / picture).read_text(encoding="utf-8").startswith("<?xml")
 
 
 def test_every_public_name_is_explained() -> None:

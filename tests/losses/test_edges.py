@@ -425,6 +425,7 @@ def in_two_parts() -> tuple[TokenBatch, Tensor, list[list[int]]]:
         rollout=torch.tensor([0, 1, 2, 0, 3]),
         segment=torch.tensor([0, 0, 0, 1, 0]),
         rollout_ids=["a", "b", "c", "a", "d"],
+        group=torch.tensor([7, 7, 9, 7, 9]),
     )
     return batch, logprobs, [[0, 1, 2], [3, 4]]
 
@@ -480,9 +481,10 @@ def test_weights_changed_after_the_step_was_counted_are_reported() -> None:
     masked = replace(counted, weights=torch.where(batch.sequence < 2, 0, batch.weights))
     assert reinforce(masked, logprobs)[1]["counts/off"] == 2
     assert score_centering(masked, logprobs, at_head)[1]["counts/off"] == 2
-    gaps = replace(counted, valid=batch.sequence != 1)
+    missing = torch.where(batch.sequence == 1, nan, batch.behavior_logprobs)
+    gaps = replace(counted, behavior_logprobs=missing)
     assert reinforce_zero(gaps, logprobs)[1]["counts/off"] == 1
-    [right] = with_counts([replace(batch, valid=gaps.valid)], weights=[trainable(gaps, behavior=True)])
+    [right] = with_counts([replace(batch, behavior_logprobs=missing)], weights=[trainable(gaps, behavior=True)])
     assert reinforce_zero(right, logprobs)[1]["counts/off"] == 0
 
 

@@ -99,6 +99,37 @@ def test_the_gradient_is_the_derivative_of_the_value(name: str) -> None:
     assert torch.autograd.gradcheck(lambda a, b: call(moving, a, b)[0] + 0 * b.sum(), (x, h), eps=1e-6, atol=1e-6)
 
 
+def held(call: Call, batch: TokenBatch, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss in which whatever stops the gradient keeps the value it had in the first call."""
+    kept: list[Tensor] = []
+    plain = Tensor.detach
+
+    def loss(x: Tensor, h: Tensor) -> Tensor:
+        first, rest = not kept, iter([*kept])
+
+        def detach(self: Tensor) -> Tensor:
+            if first:
+                kept.append(plain(self).clone())
+                return kept[-1]
+            return next(rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "detach", detach)
+            return call(batch, x, h)[0] + 0 * (x.sum() + h.sum())
+
+    return loss
+
+
+@pytest.mark.parametrize("name", [*sorted(HELD), "gspo"])
+def test_the_gradient_is_the_derivative_with_what_stops_it_held_still(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gspo too, whose token form stops the gradient through the ratio of a sequence of several actions."""
+    batch, logprobs, at_head = problem()
+    x, h = variable(logprobs), variable(at_head)
+    assert torch.autograd.gradcheck(held(ALONE[name], batch, monkeypatch), (x, h), eps=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", sorted(HELD))
 def test_with_its_coefficients_held_still_a_loss_is_linear_and_its_gradient_is_those_coefficients(name: str) -> None:
     batch, logprobs, at_head = problem()

@@ -23,11 +23,15 @@ from rollstore.losses import (
     icepop,
     mis,
     ppo_clip,
+    reference_kl,
     reinforce,
     reinforce_zero,
+    sao,
     score_centering,
     tis,
+    value_clip,
     with_counts,
+    within,
 )
 from rollstore.readers.torch import RolloutLoader
 from rollstore.replay.samplers.transformers import generate
@@ -219,6 +223,10 @@ CORRECTIONS = {
     "icepop": icepop(0.5, 2.0),
     "tis sequence": tis(2.0, level="sequence"),
     "icepop geometric": icepop(0.5, 2.0, level="geometric"),
+    "icepop one": icepop(0.5, 2.0, inside="one"),
+    "within": within(1e-3),
+    "within k2": within(1e-3, statistic="k2"),
+    "within geometric": within(1e-3, level="geometric"),
 }
 
 
@@ -262,12 +270,44 @@ def reinforce_by_hand(at: Rows, anchor: Tensor) -> Tensor:
     return -(torch.where((w >= 0.7) & (w <= 1.4), w, 0) * at.advantages * at.p)[at.mask].mean()
 
 
+def sao_by_hand(at: Rows, anchor: Tensor) -> Tensor:
+    ratio = (at.p - at.q).exp()
+    inside = (ratio.detach() > 0.9) & (ratio.detach() < 1.1)
+    assert 0 < inside[at.mask].sum() < at.mask.sum()
+    return torch.where(inside, -ratio * at.advantages, 0)[at.mask].mean()
+
+
+def reference_by_hand(at: Rows, anchor: Tensor) -> Tensor:
+    x = at.p - anchor
+    return (0.1 * ((-x).exp() - 1 + x))[at.mask].mean()
+
+
+def value_by_hand(at: Rows, anchor: Tensor) -> Tensor:
+    """The trainer's log-probs stand for a critic's values, the sampler's for the returns."""
+    clipped = anchor + (at.p - anchor).clamp(-0.05, 0.05)
+    assert bool((clipped != at.p)[at.mask].any())
+    return torch.maximum((at.p - at.q).square(), (clipped - at.q).square())[at.mask].mean() / 2
+
+
 BY_HAND: dict[str, tuple[Callable[[TokenBatch, Tensor], tuple[Tensor, Any]], Callable[[Rows, Tensor], Tensor]]] = {
     "ppo tis": (lambda b, x: ppo_clip(b, x, clip=(0.1, 0.1), correction=tis(1.5)), ppo_by_hand),
     "gspo": (lambda b, x: gspo(b, x, clip=(0.02, 0.02)), gspo_by_hand),
     "cispo": (lambda b, x: cispo(b, x, bounds=(0.8, 1.2)), cispo_by_hand),
     "reinforce zero": (reinforce_zero, zero_by_hand),
     "reinforce mis": (lambda b, x: reinforce(b, x, correction=mis(0.7, 1.4)), reinforce_by_hand),
+    "sao": (lambda b, x: sao(b, x, clip=(0.1, 0.1)), sao_by_hand),
+    "reference_kl": (
+        lambda b, x: reference_kl(replace(b, reference_logprobs=b.anchor_logprobs), x, beta=0.1),
+        reference_by_hand,
+    ),
+    "value_clip": (
+        lambda b, x: value_clip(
+            replace(b, values=b.anchor_logprobs, returns=b.behavior_logprobs),
+            torch.where(b.weights != 0, x, 0),
+            clip=0.05,
+        ),
+        value_by_hand,
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor, multiprocessing
 
 from rollstore.losses import group_mean, ppo_clip, selected_logprobs, tis, with_counts
 from tests.losses.padded import HEAD, Padded, doubles, problem, variable
-from tests.losses.ranks import REDUCERS, SPLITS, rank_main, step
+from tests.losses.ranks import CALLS, SPLITS, rank_main, step
 from tests.losses.test_invariance import ALONE
 from tests.losses.test_logprobs import problem as hidden_problem
 
@@ -22,15 +23,14 @@ def test_two_processes_give_the_number_of_one() -> None:
         multiprocessing.spawn(rank_main, (place,), nprocs=2)
         both = [torch.load(Path(place) / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for name in SPLITS:
-        batch, logprobs = step(masked=name == "one is masked")
-        for label, reduce in REDUCERS.items():
-            parameter = variable(logprobs)
-            loss, _ = ppo_clip(batch, parameter, correction=tis(2.0), reduce=reduce)
-            loss.backward()
+        batch, *given = step(masked=name == "one is masked")
+        for label, call in CALLS.items():
+            x, h = (variable(one) for one in given)
+            loss, _ = call(batch, x, h)
+            (loss + 0 * (x.sum() + h.sum())).backward()
             for answers in both:
-                value, gradient = answers[f"{name} {label}"]
-                torch.testing.assert_close(value, loss.detach(), msg=f"{name} {label}")
-                torch.testing.assert_close(gradient, parameter.grad, msg=f"{name} {label}")
+                for got, wanted in zip(answers[f"{name} {label}"], (loss.detach(), x.grad, h.grad), strict=True):
+                    torch.testing.assert_close(got, wanted, msg=f"{name} {label}")
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -51,9 +51,21 @@ COMPILED = ("ppo", "score_centering tis kl", "reinforce_zero", "value_clip")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_loss_is_the_same(name: str) -> None:
+    compiled_alike(name, "aot_eager")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_loss_compiled_to_machine_code_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them: each takes inductor ten seconds or more."""
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    compiled_alike("reinforce_zero", "inductor")
+
+
+def compiled_alike(name: str, backend: str) -> None:
     batch, logprobs, at_head = problem()
     torch.compiler.reset()
-    compiled = torch.compile(lambda x, h: ALONE[name](batch, x, h)[0], backend="aot_eager")
+    compiled = torch.compile(lambda x, h: ALONE[name](batch, x, h)[0], backend=backend)
     left, right = (variable(logprobs), variable(at_head)), (variable(logprobs), variable(at_head))
     wanted, got = ALONE[name](batch, *left)[0], compiled(*right)
     wanted.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,15 @@ from rollstore.losses import (
     icepop,
     mis,
     ppo_clip,
+    reference_kl,
     reinforce,
     reinforce_zero,
+    sao,
     selected_logprobs,
     sequence_mean,
     tis,
+    value_clip,
+    within,
 )
 
 TEMPERATURE, PROMPT, VOCABULARY = 0.8, 3, 50
@@ -93,16 +98,28 @@ def packed_logprobs(model: LlamaForCausalLM, batch: TokenBatch) -> torch.Tensor:
 def test_on_policy_the_ratio_is_one_and_no_correction_changes_the_gradient(stored: TokenBatch) -> None:
     model = tiny()
     wanted = None
-    corrections = (None, tis(2.0), mis(0.5, 2.0), icepop(0.5, 2.0, level="geometric"), tis(2.0, level="sequence"))
-    for correction in corrections:
+    every = [
+        make(level=level)
+        for level in ("token", "sequence", "geometric")
+        for make in (
+            partial(tis, 2.0),
+            partial(mis, 0.5, 2.0),
+            partial(icepop, 0.5, 2.0),
+            partial(icepop, 0.5, 2.0, inside="one"),
+            partial(within, 1e-3),
+            partial(within, 1e-3, statistic="k2"),
+        )
+    ]
+    for correction in (None, *every, (tis(2.0), within(1e-3))):
         model.zero_grad()
         loss, metrics = reinforce(stored, packed_logprobs(model, stored), correction=correction)
         loss.backward()
         gradient = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
         wanted = gradient if wanted is None else wanted
-        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
-        for name in ("tis/mean", "mis/mean", "icepop/mean"):
-            assert abs(metrics.get(name, torch.tensor(1.0)) - 1) < 1e-4
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-4 * wanted.abs().max().item())
+        for name, value in metrics.items():
+            assert not name.endswith("/rejected") or value == 0
+            assert not name.startswith(("tis/mean", "mis/mean", "icepop/mean", "within/mean")) or abs(value - 1) < 1e-4
     _, metrics = reinforce_zero(stored, packed_logprobs(model, stored))
     assert abs(metrics["ratio/mean"] - 1) < 1e-4
 
@@ -141,6 +158,16 @@ def by_hand(name: str, p: torch.Tensor, q: torch.Tensor, advantage: torch.Tensor
         return terms[mask].mean()
     if name == "cispo":
         return (-ratio.detach().clamp(0.8, 1.2) * advantage * p)[mask].mean()
+    if name == "sao":
+        inside = (ratio.detach() > 0.9) & (ratio.detach() < 1.05)
+        assert 0 < inside[mask].sum() < mask.sum()
+        return torch.where(inside, -ratio * advantage, 0)[mask].mean()
+    if name == "reference_kl":  # to the sampler, which is the reference too
+        return (0.1 * ((q - p).exp() - 1 - (q - p)))[mask].mean()
+    if name == "value_clip":  # p stands for the critic, q for what it said before, q + 1 for the return
+        clipped = q + (p - q).clamp(-0.05, 0.05)
+        assert (clipped != p)[mask].any()
+        return torch.maximum((p - q - 1).square(), (clipped - q - 1).square())[mask].mean() / 2
     lengths = mask.sum(-1)
     if name == "gspo":
         root = (torch.where(mask, p - q, 0).sum(-1) / lengths).exp()
@@ -154,6 +181,11 @@ CALLS: dict[str, Any] = {
     "cispo": lambda b, x: cispo(b, x, bounds=(0.8, 1.2), anchor="behavior"),
     "gspo": lambda b, x: gspo(b, x, clip=(0.1, 0.1), anchor="behavior", reduce=sequence_mean),
     "reinforce_zero": reinforce_zero,
+    "sao": lambda b, x: sao(b, x, clip=(0.1, 0.05)),
+    "reference_kl": lambda b, x: reference_kl(replace(b, reference_logprobs=b.behavior_logprobs), x, beta=0.1),
+    "value_clip": lambda b, x: value_clip(
+        replace(b, values=b.behavior_logprobs, returns=b.behavior_logprobs + 1), x, clip=0.05
+    ),
 }
 
 

@@ -298,5 +298,5 @@ def test_collate_refuses_a_field_it_cannot_fill_a_transform_that_is_none_and_wei
         with pytest.raises(TypeError, match=r"^trainer_transform: wanted a Transform"):
             collate(table(), trainer_transform=wrong)
     for wrong in (-1.0, inf):
-        with pytest.raises(UnsupportedRecordError, match=r"^weights: wanted numbers of at least 0"):
+        with pytest.raises(UnsupportedRecordError, match=r"^rollout 'a': weights: wanted numbers of at least 0"):
             collate(table(weights=[[1.0, wrong]]))

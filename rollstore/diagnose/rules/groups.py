@@ -10,8 +10,10 @@ GROUPS = """(
         max(size) AS size, min(size) AS least_size, count(*) AS present,
         count(reward) AS scored, min(reward) AS least, max(reward) AS most,
         stddev_samp(reward) FILTER (isfinite(reward)) AS deviation
-    FROM (SELECT run_id, step, group_id, rollout_id, max(group_size) AS size, arg_max_null(reward, segment) AS reward
-          FROM facts WHERE group_id IS NOT NULL GROUP BY run_id, step, group_id, rollout_id)
+    FROM (SELECT arg_min(run_id, segment) AS run_id, arg_min(step, segment) AS step,
+              arg_min(group_id, segment) AS group_id, max(group_size) AS size, arg_max_null(reward, segment) AS reward
+          FROM facts GROUP BY rollout_id)
+    WHERE group_id IS NOT NULL
     GROUP BY run_id, step, group_id)"""
 
 

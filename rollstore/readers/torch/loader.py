@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rollstore.store.store import Store
 
 WINDOW = 1 << 22
+JOINED = ("anchor_logprobs", "reference_logprobs")
+"""Columns that `anchor` and `reference` add to those of the table."""
 
 
 def as_arrow(table: pa.Table) -> pa.Table:
@@ -59,15 +61,16 @@ class RolloutLoader(IterableDataset[Any]):
     having, without: table -> expression on its rows: rollouts for which `scores`, `evaluations` or `uses` hold such a
         row, or none. max_uses: leaves out rollouts that were trained on so often. version, max_lag: and those whose
         oldest action is of weights more than max_lag before version, or of unknown ones.
-    whole_groups: rollouts of a group (run_id, step, group_id) come in one batch; of an incomplete one (fewer finished
-        members than its group_size) those that are there, or with incomplete="leave_out" none, counted in `late`.
+    whole_groups: rollouts of a group (run_id, step, group_id, each of the first segment that has one) come in one
+        batch; of an incomplete one (fewer finished members than its group_size) those that are there, or with
+        incomplete="leave_out" none, counted in `late`.
     oversize: what to do with a rollout (or whole group) above tokens_per_batch: "raise", or "skip" and count it in
         `skipped`.
     heads: read the top-k heads. columns: more columns to read, as `("support_counts", "support_tokens")`. extra: field
-        of the batch -> column that holds it, as in `collate`. anchor, reference: evaluation_id whose log-probs become
-        `anchor_logprobs`, `reference_logprobs`; a rollout without such an evaluation raises. rewards: which outcome
-        scores are the rewards, instead of the recorded ones, as `pc.field("scorer") == "judge"`; a rollout without is
-        unscored.
+        of the batch -> column that holds it, as in `collate`; one that is absent raises. anchor, reference:
+        evaluation_id whose log-probs become `anchor_logprobs`, `reference_logprobs`; a rollout without such an
+        evaluation raises. rewards: which outcome scores are the rewards, instead of the recorded ones, as
+        `pc.field("scorer") == "judge"`; a rollout without is unscored.
     sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it
         (`as_arrow`: nothing). pin_memory: batches in page-locked memory, for copies that overlap.
     window: tokens within which units are mixed freely, and that are in memory twice: as the window in use, and as the
@@ -133,6 +136,8 @@ class RolloutLoader(IterableDataset[Any]):
             raise ValueError("incomplete: wanted whole_groups with 'leave_out': only whole groups can lack members")
         if isinstance(columns, str):
             raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
+        if extra is not None and not isinstance(extra, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"extra: wanted a mapping of fields to names, as {{'weights': 'x_weight'}}, got {extra!r}")
         held = store.snapshot() if snapshot is None else snapshot
         self._lease: Lease | None = Lease(held) if snapshot is None else None
         self._snapshot: Snapshot | None = held
@@ -164,6 +169,8 @@ class RolloutLoader(IterableDataset[Any]):
         known = self._reader.schema.names
         if unknown := [name for name in columns if name not in known]:
             raise ValueError(f"columns: rollouts has no column {', '.join(map(repr, unknown))}")
+        if absent := [name for name in extra.values() if name not in (*known, *JOINED)]:
+            raise ValueError(f"extra: rollouts has no column {', '.join(map(repr, absent))}")
         more = [*columns, *(HEADS if heads else ()), *(name for name in extra.values() if name in known)]
         return tuple(dict.fromkeys([*COLUMNS, *more]))
 

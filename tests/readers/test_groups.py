@@ -1,0 +1,91 @@
+"""A rollout whose segments differ in step or group: every reader puts it into the same group."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rollstore.batch import collate
+from rollstore.diagnose.stats import stats
+from rollstore.losses import group_mean
+from rollstore.readers.duckdb import connect
+from rollstore.readers.torch import RolloutLoader
+from rollstore.schema import Rollout
+from rollstore.store.store import Store
+from tests.readers.samples import rollout, write
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def part(name: str, segment: int, last: bool, reward: float, **fields: Any) -> Rollout:
+    """A segment that takes ten seconds, after those before it."""
+    ends = {"ending": "terminated", "reward": reward, "reward_status": "scored"}
+    more = ends if last else {"ending": "continued", "reward_status": "on_final_segment"}
+    begin = BEGIN + timedelta(seconds=10 * segment)
+    times = {"started_at": begin, "finished_at": begin + timedelta(seconds=10)}
+    return rollout(name, segment=segment, **{"group_size": 2, **times, **more, **fields})
+
+
+LATER: dict[str, dict[str, Any]] = {
+    "in a later step": {"step": 4, "group_id": "g"},
+    "without a group": {"step": 3, "group_id": None, "group_size": None},
+    "without a step": {"step": None, "group_id": "g"},
+    "in another group": {"step": 4, "group_id": "h"},
+}
+
+
+@pytest.mark.parametrize("later", LATER.values(), ids=LATER)
+def test_sql_loader_advantages_and_statistics_put_a_rollout_into_the_group_of_its_first_segment(
+    store: Store, later: dict[str, Any]
+) -> None:
+    here = {"step": 3, "group_id": "g"}
+    write(store, part("a", 0, False, 1.0, **here), part("b", 0, True, 0.0, **here))
+    write(store, part("a", 1, True, 1.0, **later), part("z", 0, True, 1.0, step=4, group_id="g", group_size=1))
+    with connect(store) as connection:
+        found = connection.sql("SELECT step, group_id, present, reward_mean FROM groups ORDER BY step").fetchall()
+    assert found == [(3, "g", 2, 0.5), (4, "g", 1, 1.0)]
+
+    loader = RolloutLoader(store, rollouts_per_batch=1, whole_groups=True, incomplete="leave_out")
+    assert sorted(sorted({*batch.rollout_ids}) for batch in loader) == [["a", "b"], ["z"]]
+    assert loader.late == 0
+
+    with connect(store) as connection:
+        batch, _ = group_mean(collate(connection.sql("SELECT * FROM rollouts").to_arrow_table()))
+    assert batch.advantages is not None
+    wanted = {"a": 0.5, "b": -0.5, "z": 0.0}
+    assert batch.advantages.tolist() == [wanted[batch.rollout_ids[row]] for row in batch.sequence.tolist()]
+
+    waits = stats(store).slices[0].waits["group completion"]
+    assert (waits.n, waits.quantiles[-1]) == (3, 10)  # b waits ten seconds for a
+
+
+@pytest.mark.parametrize("later", LATER.values(), ids=LATER)
+def test_a_follower_gives_a_rollout_that_goes_on_in_a_later_step_with_its_group(
+    store: Store, later: dict[str, Any]
+) -> None:
+    here = {"step": 3, "group_id": "g"}
+    write(store, part("a", 0, False, 1.0, **here), part("b", 0, True, 0.0, **here))
+    write(store, part("a", 1, True, 1.0, **later))
+    loader = RolloutLoader(store, follow=True, train_run="t", rollouts_per_batch=1, whole_groups=True, timeout=0.0)
+    assert [sorted({*batch.rollout_ids}) for batch in loader] == [["a", "b"]]
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"weights": "x_wieght"}, r"^extra: rollouts has no column 'x_wieght'$"),
+        (["weights"], r"^extra: wanted a mapping of fields to names"),
+    ],
+)
+def test_an_extra_column_that_is_not_there_is_refused_when_the_loader_is_made(
+    store: Store, extra: Any, said: str
+) -> None:
+    write(store, rollout("a", extra={"x_weight": [0.5, 0.0, 1.0, 2.0]}), rollout("b"))
+    with pytest.raises((ValueError, TypeError), match=said):
+        RolloutLoader(store, tokens_per_batch=99, extra=extra)
+    (batch,) = RolloutLoader(store, tokens_per_batch=99, extra={"weights": "x_weight"})
+    weights = {name: batch.weights[batch.sequence == row].tolist() for row, name in enumerate(batch.rollout_ids)}
+    assert weights == {"a": [0.5, 0, 1, 2], "b": [1, 1, 1, 1]}
