@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,13 +77,23 @@ def gateway(
         WhenFull,
         typer.Option(metavar="|".join(WhenFull), help="More calls than that wait, or are answered with status 503."),
     ] = WhenFull.BLOCK,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Local folder of what is not yet in the store, for the next gateway if this one is killed. One "
+            "gateway at a time has it. Default: beside the store, STORE.gateway.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Record every call of an engine's OpenAI-compatible server, between it and its clients.
 
     Point a client at the address that is written to stderr in place of the engine. Requests are passed on as they are,
     with token ids and log-probs asked for, which the client sees only where it asked itself. Calls of one conversation
-    make one rollout; see docs/gateway.md. Ends on Ctrl-C or SIGTERM, and writes what is open.
+    make one rollout; see docs/gateway.md. Ends on Ctrl-C or SIGTERM, and writes what is open; a gateway that was killed
+    goes on where it was when it is started again.
     """
     try:
         from rollstore.writers.gateway import serve
@@ -93,7 +105,8 @@ def gateway(
     said = Server(logprob_kind=logprob_kind.value, context=context, defaults=dict(map(_setting, default or ())))
     found = serve(
         upstream, open_store(store), host=host, port=port, run=run, server=said, heads=heads, idle_seconds=idle,
-        queue=queue, when_full=when_full.value, ready=lambda address: console.stderr().print(f"listening on {address}"),
+        queue=queue, when_full=when_full.value, state=state,
+        ready=lambda address: console.stderr().print(f"listening on {address}"),
     )  # fmt: skip
     if as_json:
         console.emit(document(found))
@@ -107,6 +120,9 @@ def _setting(text: str) -> tuple[str, float | int]:
     """`temperature=1.0` as a pair. Raises ValueError on anything else."""
     name, _, value = text.partition("=")
     try:
-        return name, int(value) if value.lstrip("-").isdigit() else float(value)
-    except ValueError:
-        raise ValueError(f"--default: wanted NAME=VALUE with a number, got {text!r}") from None
+        number = int(value) if value.lstrip("-").isdigit() else float(value)
+    except ValueError:  # also of more digits than any number has here
+        number = math.nan
+    if not abs(number) < 2**63:
+        raise ValueError(f"--default: wanted NAME=VALUE with a number of 64 bits, got {text[:80]!r}")
+    return name, number

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
+import xxhash
 
 from rollstore.schema import Rollout, from_table
 
@@ -184,8 +185,15 @@ def _rollouts(source: Any) -> Iterator[Rollout]:
     elif isinstance(source, Sequence):
         yield from source
     else:
+        seen: set[int] = set()  # a segment that was written twice counts once
         for batch in source.scan("rollouts"):
-            yield from from_table(pa.Table.from_batches([batch]))
+            for rollout in from_table(pa.Table.from_batches([batch])):
+                name = xxhash.xxh3_64_intdigest(
+                    f"{rollout.segment} {rollout.rollout_id}".encode("utf-8", "surrogatepass")
+                )
+                if name not in seen:
+                    seen.add(name)
+                    yield rollout
 
 
 def _changes(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[Change]:

@@ -211,14 +211,19 @@ def _stretches(reply: Reply) -> Iterator[tuple[int, int, dict[str, Any]]]:
             "request_id": reply.request_id,
             "weight_label": stretch.label,
             "cache_state": stretch.cache_state,
-            "cached_tokens": reply.cached_tokens,
-            "preemptions": reply.preemptions,
+            "cached_tokens": _count(reply.cached_tokens),
+            "preemptions": _count(reply.preemptions),
             "engine_finish": reply.engine_finish,
             "api_finish": reply.api_finish,
             "started_at": reply.started_at,
             "finished_at": reply.finished_at,
         }
         yield stretch.start, stretch.end, fields
+
+
+def _count(value: int | None) -> int | None:
+    """Engines say -1 where they have not counted."""
+    return value if value is not None and 0 <= value < 1 << 31 else None
 
 
 def _moved(flag: Flag, drawn: int, before: Sequence[Reply]) -> Flag:

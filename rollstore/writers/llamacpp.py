@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollstore.schema import Engine, Flag, Known, LogitBias, Rollout, Sampler
+from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
 from rollstore.schema.known import known
 from rollstore.writers.conversation import rollout
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
-from rollstore.writers.reply import Ints, Reply, ids, nothing_drawn, words
+from rollstore.writers.reply import Ints, Reply, biases, ids, nothing_drawn, words
+from rollstore.writers.settings import readable
 
 FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
 """`stop_type` in the words of the others; `none` is a reply that has not ended."""
@@ -44,12 +45,11 @@ class Probability(msgspec.Struct, frozen=True):
     top_logprobs: tuple[Probability, ...] | None = None
     top_probs: tuple[Probability, ...] | None = None
 
-    @property
-    def value(self) -> float | None:
-        """Its log-prob."""
-        if self.prob is None:
-            return self.logprob
-        with np.errstate(divide="ignore"):
+    def value(self, *, after: bool) -> float | None:
+        """Its log-prob: of the distribution after sampling, or the plain one. None where it has only the other."""
+        if not after or self.prob is None:
+            return None if after else self.logprob
+        with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.log(self.prob))
 
 
@@ -66,8 +66,9 @@ class Body(msgspec.Struct, frozen=True):
     stop_type: str | None = None
     stopping_word: str | None = None
     tokens_evaluated: int | None = None
+    tokens_predicted: int | None = None
     truncated: bool = False
-    model: str | None = None
+    model: Any = None
     timings: Timings | None = None
 
 
@@ -76,6 +77,7 @@ def sampler(settings: Mapping[str, Any]) -> Sampler:
 
     Under mirostat the filters are not applied, and the temperature of a dynamic range is not one number.
     """
+    settings, extra = _readable(settings)
     limits = {name: value for name, off in NEUTRAL.items() if (value := settings.get(name, off)) != off}
     if settings.get("grammar"):
         limits["grammar"] = settings["grammar"]
@@ -90,13 +92,36 @@ def sampler(settings: Mapping[str, Any]) -> Sampler:
         presence_penalty=settings.get("presence_penalty"),
         frequency_penalty=settings.get("frequency_penalty"),
         max_tokens=None if most is None or most < 0 else most,
-        seed=None if seed == RANDOM_SEED else seed,
-        logit_bias=tuple(LogitBias(**entry) for entry in settings.get("logit_bias") or ()) or None,
+        seed=None if seed in (RANDOM_SEED, -1) else seed,
+        logit_bias=biases(settings.get("logit_bias")),
         stop=words(settings.get("stop")),
         grammar=msgspec.json.encode(limits).decode() if limits else None,
         chain=chain or None,
         applied="mirostat" not in limits,
+        extra=extra or None,
     )
+
+
+def _readable(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings under the names of columns, and those that fit none; a bias is an entry of a list here."""
+    listed = settings.get("logit_bias")
+    pairs = [_pair(entry) for entry in listed] if isinstance(listed, Sequence) else [None]
+    bias = dict(pair for pair in pairs if pair is not None) if None not in pairs else listed
+    temperature = settings.get("temperature")
+    if isinstance(temperature, int | float):
+        temperature = _positive(temperature)
+    kept, others = readable({**settings, "logit_bias": bias, "temperature": temperature})
+    seed = kept.get("seed")
+    if seed is not None and seed != -1 and not 0 <= seed < 2**64:
+        others["seed"] = str(kept.pop("seed"))
+    return kept, others
+
+
+def _pair(entry: Any) -> tuple[Any, Any] | None:
+    """(token, bias) of one entry: an object, or a list of two."""
+    if isinstance(entry, Mapping):
+        return entry.get("token"), entry.get("bias")
+    return tuple(entry) if isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2 else None
 
 
 def _positive(temperature: float | None) -> float | None:
@@ -123,6 +148,11 @@ def reply(
     if whole.tokens_evaluated not in (None, len(given)):
         raise ValueError(f"prompt: wanted the {whole.tokens_evaluated} tokens that were evaluated, got {len(given)}")
     tokens = ids("tokens", whole.tokens)
+    if len(tokens) < (whole.tokens_predicted or 0) - 1:  # one may be an end token that is counted and not sent
+        raise ValueError(
+            f"tokens: wanted the {whole.tokens_predicted} that were predicted, got {len(tokens)}: the last event of a "
+            "stream does not hold them all"
+        )
     settings = None if whole.generation_settings is None else sampler(whole.generation_settings)
     finish = FINISHES.get(whole.stop_type or "")
     outcome, reason = ending(
@@ -149,7 +179,10 @@ def reply(
         ending=outcome,
         ending_reason=reason,
         flags=(*flags, *more),
-        row={"engine": engine or Engine(name="llama.cpp"), "policy": whole.model},
+        row={
+            "engine": engine or Engine(name="llama.cpp"),
+            "policy": whole.model if isinstance(whole.model, str) else None,
+        },
         **columns,
     )
 
@@ -169,11 +202,12 @@ def _logprobs(body: Body, tokens: Ints, size: int | None) -> tuple[dict[str, Any
         raise ValueError(f"completion_probabilities: wanted those of the {len(tokens)} tokens, got {count} of others")
     after = listed[0].prob is not None
     kind = "behavior" if after else "raw"
-    values = known([place.value for place in listed] + [None] * (len(tokens) - count))
+    values = known([place.value(after=after) for place in listed] + [None] * (len(tokens) - count))
     columns: dict[str, Any] = {"logprobs": values, "logprob_kind": kind}
     tops: list[Sequence[Probability]] = [place.top_probs or place.top_logprobs or () for place in listed]
     flat = [entry for top in tops for entry in top]
-    values_of = [float("nan") if entry.value is None else entry.value for entry in flat]
+    said_of = [entry.value(after=after) for entry in flat]
+    values_of = [float("nan") if value is None else value for value in said_of]
     counts = [len(top) for top in tops] + [0] * (len(tokens) - count)
     found, flags = heads(entries(counts, [entry.id for entry in flat], values_of), size=size, impossible=not after)
     columns.update(heads=found, head_kind=None if found is None else kind)

@@ -11,7 +11,8 @@ import weakref
 from collections import deque
 from typing import Any, Literal, Protocol
 
-from rollstore.errors import StoreError, WriteError
+from rollstore.errors import SchemaError, StoreError, WriteError
+from rollstore.writers.apart import append_apart
 
 LOG = logging.getLogger("rollstore")
 
@@ -240,8 +241,12 @@ class Queued:
                 self._free(taken)
 
     def _append_first(self) -> None:
+        item = self._items[0]
         try:
-            self._writer.append(self._items[0])
+            try:
+                self._writer.append(item)
+            except SchemaError as error:
+                append_apart(self._writer.append, item if isinstance(item, list) else (), error)
         except WriteError:
             raise
         except Exception as error:  # a row that is refused would be refused again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from types import TracebackType
@@ -33,7 +33,8 @@ class Recorder:
 
     `fields` are columns of the rollouts table that hold for every segment (group_id, policy, replay_key, ...). Leaving
     the `with` block without `end` appends what there is: with ending `aborted` after an exception (which goes on),
-    otherwise with ending `unknown`. Not for use by two threads at once.
+    otherwise with ending `unknown`. Arrays are copied: an engine may use its own again. Not for use by two threads at
+    once.
     """
 
     def __init__(self, writer: Appends, *, rollout_id: str | None = None, **fields: Any) -> None:
@@ -42,7 +43,7 @@ class Recorder:
             raise TypeError(f"rollout: wanted columns of the rollouts table, got {', '.join(unknown)}")
         self.rollout_id = uuid7() if rollout_id is None else rollout_id
         self._writer = writer
-        self._fields: dict[str, Any] = {"started_at": datetime.now(UTC), **fields}
+        self._fields: dict[str, Any] = {"started_at": datetime.now(UTC), **_copied(fields)}
         self._segment = 0
         self._cause: str | None = None
         self._ended = False
@@ -116,6 +117,8 @@ class Recorder:
         ids = _ids(tokens)
         count = len(ids)
         if isinstance(weight_versions, int | np.integer):
+            if isinstance(weight_versions, bool) or not -(2**63) <= weight_versions < 2**63:
+                raise ValueError(f"act: weight_versions: wanted a version of 64 bits, got {weight_versions}")
             weight_versions = np.full(count, weight_versions, np.int64)
         given = {
             "logprobs": logprobs,
@@ -124,11 +127,16 @@ class Recorder:
             "entropies": entropies,
             "batch_rows": batch_rows,
         }
-        columns = {name: None if value is None else known(value) for name, value in given.items()}
+        columns = {name: None if value is None else _own(known(value)) for name, value in given.items()}
         for name, column in columns.items():
             if column is not None and len(column) != count:
                 raise ValueError(f"act: {name}: wanted {count} values, one per token, got {len(column)}")
+            if column is not None and (column.values.ndim != 1 or column.values.dtype.kind not in "iuf"):
+                shape, kind = column.values.shape, column.values.dtype
+                raise ValueError(f"act: {name}: wanted one number per token, got {kind} of shape {shape}")
         head_counts = None if heads is None else _head_counts(heads, count)
+        if support_counts is None and support_tokens is not None:
+            raise ValueError("act: support: wanted support_counts beside support_tokens, got none")
         support = None if support_counts is None else _support(support_counts, support_tokens, count)
         sampler_index = self._sampler(sampler)
         fields: dict[str, Any] = {"turn": self._turn, "sampler": sampler_index, "origin": "sampled", **span}
@@ -240,6 +248,14 @@ class Recorder:
         self._writer.append(Rollout(rollout_id=self.rollout_id, tokens=self.tokens, action_mask=mask, **row))
 
 
+def _copied(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same fields, whose values nobody else changes: arrays and mappings of the caller's may be used again."""
+    return {
+        name: np.array(value) if isinstance(value, np.ndarray) else dict(value) if isinstance(value, Mapping) else value
+        for name, value in fields.items()
+    }
+
+
 def _ids(tokens: Any) -> Ints:
     ids = np.asarray(tokens)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
@@ -290,7 +306,13 @@ def _joined_supports(supports: Sequence[tuple[Ints, Ints] | None], counts: Seque
 
 
 def _counted(heads: Heads, counts: npt.NDArray[np.int64] | None) -> Heads:
-    return Heads(size=heads.size, counts=counts, tokens=heads.tokens, logprobs=heads.logprobs)
+    lists = (counts, heads.tokens, heads.logprobs)
+    counts_, tokens, logprobs = (None if values is None else np.array(values) for values in lists)
+    return Heads(size=heads.size, counts=counts_, tokens=tokens, logprobs=logprobs)
+
+
+def _own(column: Known) -> Known:
+    return Known(column.values.copy(), column.known.copy())
 
 
 def _joined(columns: Sequence[Known | None], counts: Sequence[int]) -> Known | None:

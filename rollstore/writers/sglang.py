@@ -35,6 +35,7 @@ from rollstore.writers.reply import (
     support,
     words,
 )
+from rollstore.writers.settings import readable
 from rollstore.writers.uuid7 import uuid7
 from rollstore.writers.weights import Number, Weights, at_completion, by_spans, version_number
 
@@ -55,7 +56,7 @@ class Finish(msgspec.Struct, frozen=True):
 class Span(msgspec.Struct, frozen=True):
     """Output tokens start, ..., end - 1 under one weight label."""
 
-    version: str
+    version: str | int
     start: int
     end: int
 
@@ -63,14 +64,15 @@ class Span(msgspec.Struct, frozen=True):
 class Meta(msgspec.Struct, frozen=True):
     """`meta_info`; what is listed of a token is (log-prob, id, text)."""
 
-    id: str | None = None
-    finish_reason: Finish | None = None
+    id: Any = None
+    finish_reason: Finish | str | None = None
     output_token_logprobs: tuple[tuple[Any, ...], ...] | None = None
     output_top_logprobs: tuple[tuple[tuple[Any, ...], ...] | None, ...] | None = None
     output_token_sampling_logprobs: tuple[float | None, ...] | None = None
     output_token_sampling_mask: tuple[tuple[int, ...] | None, ...] | None = None
-    weight_version: str | None = None
+    weight_version: str | int | None = None
     weight_versions: tuple[Span, ...] | None = None
+    completion_tokens: int | None = None
     cached_tokens: int | None = None
     num_retractions: int | None = None
     routed_experts: str | None = None
@@ -107,8 +109,8 @@ def sampler(params: Mapping[str, Any], server: Server) -> Sampler:
 
     A seed that is not heeded, or perhaps not, stands in `extra` as `sampling_seed`, and not as the seed.
     """
-    asked = {**(server.defaults or {}), **params}
-    seed, extra = asked.get("sampling_seed"), dict[str, str]()
+    asked, extra = readable({**(server.defaults or {}), **params})
+    seed = asked.get("sampling_seed")
     if server.deterministic:
         seed = UNSET_SEED if seed is None else seed
     if seed is not None and (not server.deterministic or (asked.get("n") or 1) > 1 or not 0 <= seed < 2**64):
@@ -185,13 +187,19 @@ def _reply(
 ) -> Reply:
     meta, params = body.meta_info, request.get("sampling_params") or {}
     several: Any = params if isinstance(params, Sequence) else [params] * outputs
-    samples = several[0].get("n") or 1
+    samples = readable({"n": several[0].get("n")})[0].get("n") or 1
     settings = sampler(several[place // samples if len(several) < outputs else place], server)
     prompt = ids("input_ids", body.prompt_token_ids or _prompt(request, place // samples))
     listed = meta.output_token_logprobs
     drawn = body.output_ids if body.output_ids is not None or listed is None else [entry[1] for entry in listed]
     tokens = ids("output_ids", drawn)
-    finish = meta.finish_reason or Finish()
+    if len(tokens) < (meta.completion_tokens or 0) - 1:  # a matched stop token may be counted and cut off
+        raise ValueError(
+            f"output_ids: wanted the {meta.completion_tokens} that were drawn, got {len(tokens)}: the last event of an "
+            "incremental stream does not hold them all"
+        )
+    said = meta.finish_reason
+    finish = Finish(type=said) if isinstance(said, str) else said or Finish()
     outcome, reason = ending(
         finish.type,
         count=len(tokens),
@@ -210,7 +218,7 @@ def _reply(
         support=None if meta.output_token_sampling_mask is None else support(meta.output_token_sampling_mask, tokens),
         routing=_routing(meta.routed_experts, server.routed, len(prompt) + len(tokens)),
         weights=_weights(meta, len(tokens), number, cache_state),
-        request_id=meta.id,
+        request_id=None if meta.id is None else str(meta.id),
         cached_tokens=meta.cached_tokens,
         preemptions=meta.num_retractions,
         engine_finish=finish.type,
@@ -247,6 +255,8 @@ def _logprobs(meta: Meta, tokens: Ints, settings: Sampler, server: Server, asked
         columns = {"logprobs": _known(own), "logprob_kind": "behavior"}
     elif meta.output_token_logprobs is not None:
         own = aligned("output_token_logprobs", meta.output_token_logprobs, tokens)
+        if any(len(entry) < 2 for entry in own):
+            raise ValueError("output_token_logprobs: wanted (log-prob, id, text) of each token, got less")
         said = [entry[1] for entry in own]
         if said != tokens.tolist():
             wrong = next(n for n, token in enumerate(tokens.tolist()) if said[n] != token)
@@ -268,11 +278,11 @@ def _known(values: Sequence[float | None]) -> Known:
 
 def _weights(meta: Meta, count: int, number: Number, cache_state: str) -> Weights | None:
     if meta.weight_versions is not None:
-        triples = [(span.version, span.start, span.end) for span in meta.weight_versions]
+        triples = [(str(span.version), span.start, span.end) for span in meta.weight_versions]
         first = {None: None, 0: "fresh"}.get(meta.cached_tokens, "unknown")
         return by_spans(count, triples, number=number, first_cache=first, later_cache=cache_state)
     # Alone, this is the server's version when the reply was made, and not that of the tokens.
-    return None if meta.weight_version is None else at_completion(count, meta.weight_version, number=number)
+    return None if meta.weight_version is None else at_completion(count, str(meta.weight_version), number=number)
 
 
 def _routing(text: str | None, shape: tuple[int, int] | None, tokens: int) -> Routing | None:

@@ -81,6 +81,8 @@ def replies(
     that the scores may hold anything, noise too. Raises ValueError for beams, for padding on the right, and where
     lengths do not fit.
     """
+    if type(generated).__name__.startswith("GenerateEncoderDecoder"):
+        raise ValueError("transformers: wanted a decoder's sequences, prompt included, got those of an encoder-decoder")
     sequences = generated if isinstance(generated, torch.Tensor) else generated.sequences
     mask = np.asarray(torch.as_tensor(attention_mask).bool().cpu())
     if (settings.get("num_beams") or 1) > 1:

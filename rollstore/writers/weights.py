@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,6 +101,23 @@ def by_ends(count: int, before: str, after: str, *, number: Number = version_num
     return Weights(
         stretches=(Stretch(0, count, after),), oldest=number(before), newest=number(after), source="start_end",
         prefill_label=before,
+    )  # fmt: skip
+
+
+def by_labels(count: int, labels: Sequence[str], *, number: Number = version_number) -> Weights:
+    """From labels of which each held for some time of the request, in their order, as somebody said who changed them.
+
+    One that held all the time is that of every token. Of several, the oldest and newest are known and no version per
+    token; where one of them has no number, not even those.
+    """
+    numbers = [number(label) for label in labels]
+    known = [found for found in numbers if found is not None]
+    bounds = (min(known), max(known)) if len(known) == len(labels) else (None, None)
+    one = len(labels) == 1
+    versions = Known(np.full(count, known[0], np.int64), np.ones(count, bool)) if one and known else None
+    return Weights(
+        stretches=(Stretch(0, count, labels[0] if one else None),), versions=versions, oldest=bounds[0],
+        newest=bounds[1], source="start_end", prefill_label=labels[0] or None,
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +17,7 @@ from rollstore.errors import RollstoreError, StoreError, WriteError
 from rollstore.schema import SYSTEM_COLUMNS, Rollout, prepare, table_of, to_table
 from rollstore.schema.text import as_stored
 from rollstore.store import frame
-from rollstore.store.columns import publish_types, read_types
+from rollstore.store.columns import held_types, publish_types, read_types
 from rollstore.store.journal import Cut, Journal
 from rollstore.store.names import new_id, part_name
 from rollstore.store.part import split, without_null_columns
@@ -52,7 +53,7 @@ class Writer:
         for name, value in (("run", run), ("source", source)):
             if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"writer: {name}: wanted text, got {type(value).__name__}")
-        if seal_bytes <= 0:
+        if not seal_bytes > 0:  # a NaN is not
             raise ValueError(f"writer: seal_bytes: wanted more than 0, got {seal_bytes}")
         self.table, self.source, self.seal_bytes = table, source, seal_bytes
         self.run = None if run is None else as_stored(run)
@@ -68,10 +69,9 @@ class Writer:
         self._lock = threading.RLock()
         self._id, self._sequence = new_id(), 0
         self._columns: set[str] = set()
-        self._pending: list[pa.Table] = []
+        self._pending = _Pending([], 0)
         self._pending_bytes = 0
-        self._journal: Journal | None = None
-        self._abandoned: Journal | None = None
+        self._written = _Written(0, None, None)
         self._sealer = Sealer(self._filesystem)
 
     def __enter__(self) -> Writer:
@@ -89,10 +89,10 @@ class Writer:
         table = self._checked(data)
         with self._lock:
             self._open_for_use()
-            table = self._guard(lambda: publish_types(self._filesystem, table, self._types))
+            table = self._guard(lambda: publish_types(self._filesystem, table, self._types, self._held_types))
             if self._pending_bytes >= FRAME_BYTES:
                 self._guard(self._write)
-            self._pending.append(table)
+            self._pending.tables.append(table)
             self._pending_bytes += table.get_total_buffer_size()  # the parent's, of a slice: an early write, no harm
 
     def flush(self, *, sync: bool = False) -> None:
@@ -134,7 +134,7 @@ class Writer:
         if isinstance(data, Rollout):
             data = [data]
         if isinstance(data, pa.RecordBatch | pa.Table):
-            table = prepare(data, self.table)
+            table = _copied(prepare(data, self.table))
         elif self.table == "rollouts":
             table = to_table(list(data))
         else:
@@ -147,27 +147,33 @@ class Writer:
 
     def _write(self) -> None:
         """Everything pending goes into the journal; if the last one was abandoned, a new one takes over first."""
-        if self._abandoned is not None:
-            self._open(self._abandoned.schema)
-        if not self._pending:
+        if self._written.abandoned is not None:
+            self._open(self._written.abandoned.schema)
+        self._drop_written()  # of a call that was interrupted
+        if not self._pending.tables:
             return
-        rows = pa.concat_tables(self._pending, promote_options="default")
+        rows = pa.concat_tables(self._pending.tables, promote_options="default")
         self._columns |= set(without_null_columns(rows).column_names)
-        if self._journal is not None and not self._journal.columns >= self._columns:
+        journal = self._written.journal
+        if journal is not None and not journal.columns >= self._columns:
             self._rotate()  # a journal's columns are fixed: the first value of another column begins the next journal
         schema = _journal_schema(rows.schema, self._columns)
-        done = 0
         try:
             for batch in split(rows.select([name for name in rows.column_names if name in self._columns]), FRAME_BYTES):
-                journal = self._journal or self._open(schema)
+                journal = self._written.journal or self._open(schema)
                 self._put(journal, batch)
-                done += batch.num_rows
                 if journal.size >= self.seal_bytes:
                     self._rotate()
                     self._sealer.start()
         finally:
-            rest = rows.slice(done)
-            self._pending = [rest] if rest.num_rows else []
+            self._drop_written()
+
+    def _drop_written(self) -> None:
+        """Rows that are in a journal by now are pending no more."""
+        pending, rows = self._pending, self._written.rows
+        if rows > pending.after:
+            rest = pa.concat_tables(pending.tables, promote_options="default").slice(rows - pending.after)
+            self._pending = _Pending([rest] if rest.num_rows else [], rows)
             self._pending_bytes = rest.nbytes if rest.num_rows else 0
 
     def _put(self, journal: Journal, batch: pa.RecordBatch) -> None:
@@ -183,37 +189,53 @@ class Writer:
             journal.write(message, batch.num_rows)
         except OSError:
             if journal.broken:
-                self._abandoned, self._journal = journal, None
+                self._abandon(journal)
             raise
 
     def _open(self, schema: pa.Schema) -> Journal:
         """The next journal. It takes over the unsynced rows of an abandoned one, which then keeps only the synced."""
-        old = self._abandoned
+        before, _, old = self._written
         cut = None if old is None else Cut(old.name, old.synced_rows)
         self._sequence += 1
         name = part_name(self._id, self._sequence)
-        self._journal = Journal(
+        journal = Journal(
             self._filesystem, self.table, name, schema, self.source, cut, [] if old is None else old.unsynced
         )
+        self._written = _Written(before + (0 if old is None else old.synced_rows), journal, None)
         if old is not None:
             self._sealer.add(old, old.synced_rows, last=False)
-            self._abandoned = None
-        return self._journal
+        return journal
 
     def _rotate(self) -> None:
-        if self._journal is not None:
-            self._sealer.add(self._journal, self._journal.rows, last=True)
-            self._journal = None
+        journal = self._written.journal
+        if journal is not None:
+            self._written = _Written(self._written.rows, None, None)
+            self._sealer.add(journal, journal.rows, last=True)
+
+    def _abandon(self, journal: Journal) -> None:
+        self._written = _Written(self._written.before, None, journal)
 
     def _sync(self) -> None:
         """Rows in the journal, and those in journals being sealed, survive power loss."""
-        if self._journal is not None:
+        journal = self._written.journal
+        if journal is not None:
             try:
-                self._journal.sync()
+                journal.sync()
             except OSError:
-                self._abandoned, self._journal = self._journal, None
+                self._abandon(journal)
                 raise
         self._sealer.drain()
+
+    def _held_types(self) -> dict[str, pa.DataType]:
+        """The types of the caller's columns in the rows that can be read."""
+        schemas: list[pa.Schema] = []
+        with self._store.snapshot() as snapshot:
+            for table, names in snapshot.names.items():
+                for name in names:
+                    with suppress(RollstoreError):  # a damaged part keeps nobody from writing
+                        schemas.append(snapshot.part(table, name).schema)
+            schemas += [view.schema for view in snapshot.journals]
+        return held_types(schemas, {})
 
     def _open_for_use(self) -> None:
         if self._closed:
@@ -230,12 +252,45 @@ class Writer:
 
     def after_fork(self) -> None:
         """In a forked child: the file, its lock and the rows under way belong to the parent."""
-        journals, sealer = (self._journal, self._abandoned), self._sealer
+        journals, sealer = self._written[1:], self._sealer
         self._start()  # first: the lock may be held by a thread that is not here
         for journal in journals:
             if journal is not None:
                 journal.close()
         sealer.forget()
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    """The same rows in memory of their own: Arrow may look at arrays of the caller's, who uses them again."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+class _Pending(NamedTuple):
+    """Rows that wait to be written, from those on that come `after` so many of this writer's rows."""
+
+    tables: list[pa.Table]
+    after: int
+
+
+class _Written(NamedTuple):
+    """Where this writer's rows stand: `before` in journals that are over, the others in the one under way, or in one
+    whose file refused and which nothing has taken over yet.
+
+    Set in one step, as is all that a journal counts, so that an interrupt in the middle of a flush (Ctrl-C comes
+    between any two steps) neither loses nor doubles a row: what is written is what the journals say.
+    """
+
+    before: int
+    journal: Journal | None
+    abandoned: Journal | None
+
+    @property
+    def rows(self) -> int:
+        own = self.journal or self.abandoned
+        return self.before + (0 if own is None else own.rows)
 
 
 def _with_run(table: pa.Table, run: str) -> pa.Table:

@@ -171,3 +171,13 @@ def test_the_command_fails_beyond_the_share_that_is_allowed_and_changes_nothing(
     )
     assert json.loads(passed.stdout)["changed"] == 1
     assert store.scan("rollouts").read_all().equals(before)
+
+
+def test_a_segment_that_was_written_twice_counts_once(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    for _ in range(2):  # as a writer does that was not told that its first try succeeded
+        with store.writer() as writer:
+            writer.append(rollout(PROMPT, pieces("return")))
+            writer.append(rollout(PROMPT, ids(" sat"), segment=1))
+    found = check_tokens(store, TOKENIZER)
+    assert (found.segments, found.changed, found.share, found.unknown_tokenizer) == (2, 1, 0.5, 2)

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from rollstore.errors import WriteError
+from rollstore.testing.filesystem import Fault, MemoryFilesystem
+from rollstore.writers.gateway import record
 from tests.writers.upstream import CUT, END, STREAM, Got, answer, assistant, chat, event, part, user, world
 
 ASK = {"model": "m", "messages": [user("hello")], "temperature": 1.0, "max_tokens": 8}
@@ -88,6 +90,27 @@ def test_the_parts_of_a_stream_come_through_as_they_come_and_are_recorded_whole(
         assert row.tokens.tolist() == [1, 2, 50, 51, 9]
         assert row.logprobs.to_list() == [-0.5, -0.5, -0.5]
         assert (row.ending, row.ending_reason) == ("terminated", "stop_token")
+
+
+def test_a_stream_may_be_cut_anywhere_and_written_in_every_way_that_is_allowed(tmp_path: Path) -> None:
+    one, two, last = (json.dumps(p, ensure_ascii=False).encode() for p in
+                      (part([50], "é你", prompt=[1]), part([51], "\U0001f600"), part([9], finish="stop")))  # fmt: skip
+    lines = json.dumps(part([52], "x"), indent=1).encode().splitlines()
+    raw = (
+        b": a comment\n\ndata:" + one + b"\r\n\r\nevent: chunk\ndata: " + two + b"\nid: 7\n\n"
+        + b"".join(b"data: " + line + b"\n" for line in lines) + b"\ndata: " + last + b"\n\ndata: [DONE]\n\n"
+    )  # fmt: skip
+    for size in (1, 7, len(raw)):
+        chunks = [raw[at : at + size] for at in range(0, len(raw), size)]
+        steps = [STREAM, *(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks), END]
+        with world(tmp_path / str(size), lambda got, steps=steps: steps) as w:
+            seen = w.post({**ASK, "stream": True}).text
+            assert ": a comment" in seen
+            assert "token_id:" not in seen
+            assert [text in seen for text in ("é你", "\U0001f600", "event: chunk", "id: 7", "[DONE]")] == [True] * 5
+            (row,) = w.rows()
+            assert (row.tokens.tolist(), row.ending) == ([1, 50, 51, 52, 9], "terminated")
+            assert row.logprobs.to_list() == [-0.5] * 4
 
 
 def test_a_stream_that_breaks_breaks_for_the_client_too_and_its_part_is_recorded(tmp_path: Path) -> None:
@@ -177,6 +200,15 @@ def test_anything_else_passes_byte_for_byte(tmp_path: Path) -> None:
         assert w.rows() == []
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/generate"])
+def test_calls_of_other_kinds_that_draw_tokens_are_passed_on_and_counted(tmp_path: Path, path: str) -> None:
+    with world(tmp_path / "s", lambda got: [answer({"output": []})]) as w:
+        assert w.client.post(path, content=b'{"odd": 1.50}').json() == {"output": []}
+        assert w.client.get(f"{path}/1").status_code == 200
+        assert w.engine.got[0].body == b'{"odd": 1.50}'
+        assert w.gateway.status()["not_recorded"] == 1
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b'{"echo": true, "prompt": "a"}', b'{"use_beam_search": true}'])
 def test_what_cannot_be_recorded_is_passed_on_as_it_is_and_counted(tmp_path: Path, body: bytes) -> None:
     with world(tmp_path / "s", lambda got: [answer({"choices": []})]) as w:
@@ -196,10 +228,14 @@ def test_a_reply_without_ids_is_passed_on_and_counted(tmp_path: Path) -> None:
 def test_no_credential_and_no_header_reaches_the_store(tmp_path: Path) -> None:
     with world(tmp_path / "s", lambda got: [answer(chat([1], [5]))]) as w:
         w.post(ASK, authorization="Bearer sk-hunter2", x_api_key="sk-hunter2", cookie="session=sk-hunter2")
+        log = files(tmp_path / "s.gateway")
+        assert any(b"hello" in data for data in log)  # before the end, what was asked stands in the log of calls
         assert len(w.rows()) == 1
-    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
-    assert files
-    assert not any(b"hunter2" in path.read_bytes() for path in files)
+    assert not any(b"hunter2" in data for data in (*log, *files(tmp_path)))
+
+
+def files(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
 
 
 # conversations
@@ -323,8 +359,8 @@ def test_a_client_names_its_rollout_its_columns_and_its_end(tmp_path: Path) -> N
         assert ended.status_code == 202
         w.recording.flush()
         assert w.client.get("/rollstore/status").json() == {
-            "calls": 1, "cut": 0, "segments": 1, "refused": 0, "not_recorded": 0, "ends_of_nothing": 0, "open": 0,
-            "waiting": 0,
+            "calls": 1, "cut": 0, "segments": 1, "refused": 0, "not_recorded": 0, "ends_of_nothing": 0,
+            "recovered": 0, "damaged": 0, "weights": [], "open": 0, "waiting": 0,
         }  # fmt: skip
         (row,) = w.rows()
     assert (row.rollout_id, row.group_id, row.step, row.metadata) == ("r", "g", 3, {"task": "7"})
@@ -434,3 +470,151 @@ def test_calls_wait_for_the_disk_before_the_engine_draws(tmp_path: Path) -> None
         assert seen == [200]
         w.recording.close()
     assert len(held.kept) == 2
+
+
+class FullDisk(MemoryFilesystem):
+    """A disk for the log of calls that can be full, and says when it was tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried = threading.Event()
+
+    def fault_at(self, verb: str) -> BaseException | None:
+        error = super().fault_at(verb)
+        if error is not None:
+            self.tried.set()
+        return error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_of_a_reply_waits_until_the_call_is_in_the_log(
+    tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "PATIENCE_SECONDS", 0.01)
+    disk = FullDisk()
+    steps = [STREAM, event(part([5], prompt=[1], finish="stop")), END] if stream else [answer(chat([1], [5]))]
+    with world(tmp_path / "s", lambda got: steps, log=disk, limit=1, when_full="fail") as w:
+        disk.fault = Fault(at=1, lasting=True, verbs=frozenset({"write"}))
+        seen: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: seen.append(w.post({**ASK, "stream": stream})))
+        waiting.start()
+        assert disk.tried.wait(30)
+        assert w.post(ASK).status_code == 503  # its place is still taken
+        assert seen == []
+        disk.fault = None
+        waiting.join(30)
+        assert seen[0].status_code == 200
+        (row,) = w.rows()
+        assert (row.tokens.tolist(), row.ending) == ([1, 5], "terminated")
+
+
+def test_a_client_that_leaves_while_its_reply_waits_for_the_log_is_recorded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "PATIENCE_SECONDS", 0.01)
+    disk = FullDisk()
+    with world(tmp_path / "s", lambda got: [answer(chat([1], [5]))], log=disk) as w:
+        disk.fault = Fault(at=1, lasting=True, verbs=frozenset({"write"}))
+        with w.client.stream("POST", "/v1/chat/completions", json=ASK):
+            assert disk.tried.wait(30)
+        disk.fault = None
+        while w.client.get("/rollstore/status").json()["waiting"]:
+            pass  # the gateway has yet to see that its client is gone
+        (row,) = w.rows()
+        assert (row.tokens.tolist(), row.ending) == ([1, 5], "terminated")
+
+
+# the weights
+
+
+def versions(row: Any) -> tuple[Any, ...]:
+    each = None if row.weight_versions is None else row.weight_versions.to_list()
+    return each, row.weight_version_min, row.weight_version_max, row.weight_version_source
+
+
+def test_the_trainer_says_which_weights_the_engine_has(tmp_path: Path) -> None:
+    with world(tmp_path / "s", lambda got: [answer(chat([1], [5, 9]))]) as w:
+        w.post(ASK, x_rollstore_rollout="before")
+        assert w.client.post("/rollstore/weights", json={"version": 7}).json() == {"weights": ["7"]}
+        w.post(ASK, x_rollstore_rollout="seven")
+        assert w.client.post("/rollstore/weights", json={"version": "step-8"}).json() == {"weights": ["step-8"]}
+        w.post(ASK, x_rollstore_rollout="eight")
+        assert w.client.get("/rollstore/status").json()["weights"] == ["step-8"]
+        found = {row.rollout_id: row for row in w.rows()}
+    assert versions(found["before"]) == (None, None, None, None)
+    assert versions(found["seven"]) == ([7, 7], 7, 7, "start_end")
+    assert versions(found["eight"]) == ([8, 8], 8, 8, "start_end")
+    assert found["eight"].spans[-1].weight_label == "step-8"
+
+
+@pytest.mark.parametrize("there_and_back", [False, True])
+def test_a_call_during_which_the_weights_change_has_a_range_and_no_version_of_a_token(
+    tmp_path: Path, there_and_back: bool
+) -> None:
+    told = threading.Event()
+    steps = [STREAM, event(part([50], "h", prompt=[1])), told, event(part([9], finish="stop")), END]
+    with world(tmp_path / "s", lambda got: steps) as w:
+        w.client.post("/rollstore/weights", json={"version": 7})
+        with w.client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            for version in (9, 7) if there_and_back else (9,):
+                w.client.post("/rollstore/weights", json={"version": version})
+            told.set()
+            assert list(lines)
+        (row,) = w.rows()
+    assert versions(row) == (None, 7, 9, "start_end")
+    assert row.spans[-1].weight_label is None
+
+
+def test_while_the_weights_are_on_their_way_a_call_may_be_of_either(tmp_path: Path) -> None:
+    with world(tmp_path / "s", lambda got: [answer(chat([1], [5, 9]))]) as w:
+        w.client.post("/rollstore/weights", json={"version": 7})
+        w.client.post("/rollstore/weights", json={"version": 8, "changing": True})
+        w.post(ASK, x_rollstore_rollout="meanwhile")
+        w.client.post("/rollstore/weights", json={"version": 8})
+        w.post(ASK, x_rollstore_rollout="then")
+        meanwhile, then = w.rows()
+    assert versions(meanwhile) == (None, 7, 8, "start_end")
+    assert versions(then) == ([8, 8], 8, 8, "start_end")
+
+
+def test_weights_that_were_not_known_when_a_call_began_leave_its_versions_unknown(tmp_path: Path) -> None:
+    with world(tmp_path / "s", lambda got: [answer(chat([1], [5]))]) as w:
+        w.client.post("/rollstore/weights", json={"version": 8, "changing": True})
+        w.post(ASK)
+        (row,) = w.rows()
+    assert versions(row) == (None, None, None, "start_end")
+
+
+def test_what_the_engine_and_the_client_say_of_the_weights_goes_before_what_the_trainer_said(tmp_path: Path) -> None:
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    replies = iter(
+        [
+            chat([1], [5, 9], weight_versions=spans),
+            {**chat([1], [5, 9]), "metadata": {"weight_version": "6"}},
+            {**chat([1], [5, 9]), "metadata": {"weight_version": "7"}},
+            chat([1], [5, 9]),
+        ]
+    )
+    own = json.dumps({"weight_version_min": 1, "weight_version_max": 2, "weight_version_source": "start_end"})
+    with world(tmp_path / "s", lambda got: [answer(next(replies))]) as w:
+        w.client.post("/rollstore/weights", json={"version": 7})
+        w.post(ASK, x_rollstore_rollout="spans")
+        w.post(ASK, x_rollstore_rollout="other")
+        w.post(ASK, x_rollstore_rollout="same")
+        w.post(ASK, x_rollstore_rollout="client", x_rollstore_columns=own)
+        found = {row.rollout_id: row for row in w.rows()}
+    assert versions(found["spans"]) == ([3, 4], 3, 4, "per_span")
+    assert versions(found["other"]) == (None, None, 6, "read_at_completion")
+    assert versions(found["same"]) == ([7, 7], 7, 7, "start_end")
+    assert versions(found["client"]) == (None, 1, 2, "start_end")
+
+
+@pytest.mark.parametrize(
+    "body", ["{", "{}", '{"version": -1}', '{"version": true}', '{"version": 1.5}', '{"version": ""}']
+)
+def test_weights_that_are_none_are_refused(tmp_path: Path, body: str) -> None:
+    with world(tmp_path / "s", lambda got: []) as w:
+        assert w.client.post("/rollstore/weights", content=body).status_code == 400
+        assert w.client.get("/rollstore/status").json()["weights"] == []

@@ -175,6 +175,21 @@ def test_rows_that_are_refused_are_logged_and_raised_by_the_next_flush_and_the_o
     writer.close()
 
 
+def test_of_rows_that_are_refused_together_the_others_are_written(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    bad = Rollout(rollout_id="bad", tokens=[-1, 2], action_mask=[False, True])
+    writer = Queued(store.writer())
+    writer.append([rollout("a"), bad, rollout("b")])
+    with pytest.raises(SchemaError, match="tokens: negative"):
+        writer.flush()
+    assert store.scan("rollouts").read_all()["rollout_id"].to_pylist() == ["a", "b"]
+    other = Rollout(rollout_id="c", tokens=[1, 3], action_mask=[False, True])
+    writer.append([rollout("c"), other])
+    with pytest.raises(SchemaError, match="duplicate_id"):  # which of the two is right nobody can know
+        writer.close()
+    assert store.scan("rollouts").read_all()["rollout_id"].to_pylist() == ["a", "b"]
+
+
 def test_after_close_nothing_is_taken() -> None:
     writer = Queued(Disk())
     writer.close()

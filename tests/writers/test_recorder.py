@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import rollstore
@@ -113,6 +114,24 @@ def test_a_wrong_length_is_refused_and_the_recorder_goes_on(column: str) -> None
     assert kept.rows[0].tokens.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"logprobs": [["-1"], ["-2"]]}, {"logprobs": ["-1", "-2"]}, {"weight_versions": True},
+        {"weight_versions": 2**70}, {"entropies": [[1.0], [2.0]]}, {"support_tokens": [2, 3]},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_at_once_and_the_recorder_goes_on(wrong: dict[str, object]) -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        with pytest.raises(ValueError, match="act: "):
+            rollout.act([2, 3], **wrong)
+        rollout.act([2, 3])
+        rollout.end("terminated")
+    assert kept.rows[0].tokens.tolist() == [1, 2, 3]
+
+
 def test_heads_that_do_not_fit_are_refused_and_nothing_is_recorded_of_the_call() -> None:
     kept = Kept()
     with Recorder(kept) as rollout:
@@ -196,3 +215,47 @@ def test_generated_ids_are_uuid7_and_sort_by_time() -> None:
     assert {uuid.UUID(i).variant for i in ids} == {uuid.RFC_4122}
     assert len(set(ids)) == 50
     assert [i[:13] for i in ids] == sorted(i[:13] for i in ids)
+
+
+def test_arrays_that_an_engine_uses_again_were_copied(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "store", create=True)
+    logprobs, versions, entropies = np.zeros(2, np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32)
+    ids, head = np.zeros(4, np.int32), np.zeros(4, np.float32)
+    metadata = {"turn": "first"}
+    with store.writer() as writer, writer.rollout(rollout_id="r", metadata=metadata) as recorder:
+        recorder.observe([1], role="user")
+        for turn in (1, 2):
+            logprobs[:], versions[:], entropies[:] = -turn, turn, turn
+            ids[:], head[:] = [turn, 9, turn, 9], [-1.0 * turn, -8.0, -1.0 * turn, -8.0]
+            recorder.act(
+                np.full(2, turn), logprobs=logprobs, weight_versions=versions, entropies=entropies,
+                heads=Heads(size=2, tokens=ids, logprobs=head),
+            )  # fmt: skip
+            recorder.observe([8], role="tool")
+        metadata["turn"] = "last"
+        for array in (logprobs, versions, entropies, ids, head):
+            array[:] = 77
+        recorder.end("terminated")
+    found = store.get("r")[0]
+    assert found.logprobs.to_list() == [-1, -1, -2, -2]
+    assert found.weight_versions.to_list() == [1, 1, 2, 2]
+    assert found.entropies.to_list() == [1, 1, 2, 2]
+    assert found.heads.tokens.tolist() == [1, 9, 1, 9, 2, 9, 2, 9]
+    assert found.heads.logprobs.tolist() == [-1, -8, -1, -8, -2, -8, -2, -8]
+    assert found.metadata == {"turn": "first"}
+    assert store.verify() == []
+
+
+def test_an_arrow_table_over_memory_that_changes_afterwards_is_stored_as_it_was_checked(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "store", create=True)
+    tokens = np.array([1, 2, 3], np.int32)
+    table = pa.table({
+        "rollout_id": ["a"], "segment": pa.array([0], pa.int32()),
+        "tokens": pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), pa.array(tokens)),
+        "action_mask": [[False, True, True]],
+    })  # fmt: skip
+    with store.writer() as writer:
+        writer.append(table)
+        tokens[:] = -9
+        writer.flush()
+    assert store.get("a")[0].tokens.tolist() == [1, 2, 3]

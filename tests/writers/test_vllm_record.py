@@ -12,6 +12,7 @@ import pytest
 
 import rollstore
 from rollstore import Rollout
+from rollstore.errors import SchemaError
 from rollstore.writers import vllm
 from tests.writers.vllm_objects import completion, engine, output, params, spans
 
@@ -136,6 +137,17 @@ def test_after_the_block_the_engine_is_as_it_was() -> None:
     assert (len(outer.rows), len(inner.rows)) == (2, 1)
     assert "generate" not in vars(llm)
     assert "update_from_output" not in vars(llm.scheduler)
+
+
+def test_one_output_that_cannot_be_recorded_does_not_cost_the_others(tmp_path: Path) -> None:
+    llm = LLM()
+    missing, odd = output(None, completion([5])), output([1], completion([-5]))
+    for wrong, error in ((missing, ValueError), (odd, SchemaError)):
+        llm.outputs = [output([1], completion([7])), wrong, output([2], completion([8]))]
+        store = rollstore.open(tmp_path / error.__name__, create=True)
+        with store.writer() as writer, vllm.record(llm, writer), pytest.raises(error):
+            llm.generate("a")
+        assert store.scan("rollouts").read_all()["tokens"].to_pylist() == [[1, 7], [2, 8]]
 
 
 def test_what_cannot_be_recorded_raises_out_of_the_call() -> None:

@@ -16,7 +16,9 @@ import uvicorn
 
 import rollstore
 from rollstore import Rollout
+from rollstore.store.spool import Spool
 from rollstore.writers.gateway import Conversations, Gateway
+from rollstore.writers.gateway.calls import Calls
 from rollstore.writers.openai import Server
 from rollstore.writers.queued import Queued
 
@@ -159,13 +161,23 @@ class World:
 
 @contextmanager
 def world(
-    path: Path, script: Callable[[Got], Sequence[Step]], *, sink: Any = None, heads: int = 0, **queue: Any
+    path: Path,
+    script: Callable[[Got], Sequence[Step]],
+    *,
+    sink: Any = None,
+    heads: int = 0,
+    log: Any = None,
+    **queue: Any,
 ) -> Iterator[World]:
-    """A gateway in a thread, between a client and a scripted engine. `sink` stands in for the store's writer."""
+    """A gateway in a thread, between a client and a scripted engine. `sink` stands in for the store's writer.
+
+    Its log of calls is beside the store, or on the file system `log`.
+    """
     engine = Engine(script)
     writer = rollstore.open(path, create=True).writer() if sink is None else sink
+    calls = Calls(Spool(f"{path}.gateway") if log is None else log, "store")
     try:
-        with between(engine.address, writer, heads=heads, **queue) as (client, gateway, recording, now):
+        with between(engine.address, writer, heads=heads, log=calls, **queue) as (client, gateway, recording, now):
             yield World(client, engine, gateway, recording, path, now)
     finally:
         engine.close()
@@ -173,12 +185,14 @@ def world(
 
 @contextmanager
 def between(
-    upstream: str, writer: Any, *, heads: int = 0, **queue: Any
+    upstream: str, writer: Any, *, heads: int = 0, log: Calls | None = None, **queue: Any
 ) -> Iterator[tuple[httpx.Client, Gateway, Queued, list[float]]]:
     """(client, gateway, recording, the time that is now for it): a gateway in a thread, before an engine."""
     now = [0.0]
     server = Server(logprob_kind="behavior", defaults={"temperature": 1.0})
-    conversations = Conversations(writer, server=server, idle_seconds=60, clock=lambda: now[0])
+    conversations = Conversations(writer, server=server, idle_seconds=60, clock=lambda: now[0], log=log)
+    if log is not None:
+        conversations.restore(lambda row: False)
     recording = Queued(conversations, **queue)
     gateway = Gateway(upstream, recording, conversations, heads=heads)
     serving = uvicorn.Server(

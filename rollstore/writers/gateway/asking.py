@@ -14,6 +14,9 @@ import msgspec
 PATHS = ("/chat/completions", "/inference/v1/generate", "/completions")
 """How the paths of calls that are recorded end."""
 
+UNRECORDED = ("/responses", "/messages", "/generate", "/completion", "/infill", "/api/chat")
+"""How the paths of other calls end that draw tokens: they are passed on, and counted as not recorded."""
+
 NULL = msgspec.Raw(b"null")
 TRUE = msgspec.Raw(b"true")
 
@@ -102,7 +105,12 @@ def payload(event: bytes) -> bytes:
 def shown_event(event: bytes, data: bytes, hidden: frozenset[str]) -> bytes:
     """An event with the hidden fields of its data null. One without JSON keeps its bytes."""
     visible = shown(data, hidden)
-    return event if visible is data else event.replace(data, visible, 1)
+    if visible is data:
+        return event
+    if data in event:
+        return event.replace(data, visible, 1)
+    others = [line for line in event.splitlines() if line and not line.startswith(b"data:")]
+    return b"\n".join([*others, b"data: " + visible]) + b"\n\n"  # data over several lines
 
 
 def _generate(fields: Fields, body: bytes, heads: int) -> Asked | None:

@@ -1,7 +1,8 @@
-"""What a client may say of its rollout that no engine knows: columns, in a header of a call or at the end."""
+"""What a client may say that no engine knows: columns of its rollout, in a header or at the end; and the weights."""
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -57,22 +58,43 @@ class Ended(Columns, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 def columns(text: bytes) -> dict[str, Any]:
-    """Columns of a call, from JSON. Raises ValueError on anything else."""
-    return _given(msgspec.json.decode(text, type=Columns))
+    """Columns of a call, from JSON. Raises ValueError on anything else, and where they do not fit one another."""
+    return dict(_columns(text))
+
+
+@functools.lru_cache(maxsize=1024)  # a client says the same with each call of a rollout
+def _columns(text: bytes) -> dict[str, Any]:
+    return _checked("", _given(msgspec.json.decode(text, type=Columns)))
 
 
 def ended(text: bytes) -> tuple[str, dict[str, Any]]:
     """(rollout, columns of its end), from JSON. Raises ValueError where they do not fit one another."""
-    said = msgspec.json.decode(text, type=Ended)
-    fields = _given(said)
+    fields = _given(msgspec.json.decode(text, type=Ended))
     name = fields.pop("rollout_id")
+    return name, _checked(name, fields)
+
+
+def _checked(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The columns, which a row may have: what is refused now would be refused later with all that was drawn."""
+    tokens, mask = np.zeros(2, np.int64), np.array([False, True])
     try:
-        to_table(
-            [Rollout(rollout_id=name, tokens=np.zeros(2, np.int64), action_mask=np.array([False, True]), **fields)]
-        )
+        to_table([Rollout(rollout_id=name, tokens=tokens, action_mask=mask, **fields)])
     except SchemaError as error:
         raise ValueError(str(error)) from None
-    return name, fields
+    return fields
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which weights the engine has, or is about to get."""
+
+    version: Annotated[int, msgspec.Meta(ge=0)] | Annotated[str, msgspec.Meta(min_length=1)]
+    changing: bool = False
+
+
+def weights(text: bytes) -> tuple[str, bool]:
+    """(label, whether it is only on its way), from JSON. Raises ValueError on anything else."""
+    said = msgspec.json.decode(text, type=Version)
+    return str(said.version), said.changing
 
 
 def _given(said: Columns) -> dict[str, Any]:

@@ -6,11 +6,18 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
 
+from rollstore.errors import DuplicateError, NotFoundError
+from rollstore.schema import Rollout, to_table
+from rollstore.store.filesystem import LocalFilesystem
+from rollstore.store.lookup import content
+from rollstore.store.spool import Spool, name_of, spools
 from rollstore.store.store import Store
+from rollstore.writers.gateway.calls import Calls
 from rollstore.writers.gateway.conversations import Conversations
 from rollstore.writers.gateway.proxy import Gateway
 from rollstore.writers.openai import Server
@@ -37,16 +44,25 @@ def serve(
     queue: int = 1024,
     when_full: Literal["block", "fail"] = "block",
     ready: Callable[[str], None] | None = None,
+    state: Path | None = None,
 ) -> dict[str, Any]:
     """Listen until SIGINT or SIGTERM, end all conversations, write them, and return what happened (`Gateway.status`).
 
-    `ready` is called with the address once it can be connected to; port 0 takes a free one. Raises OSError where the
-    address is taken and WriteError where the last rows cannot be written.
+    `state` is the folder of the log of calls, from which a gateway goes on where the one before it was killed; without
+    one, that of `state_of`. `ready` is called with the address once it can be connected to; port 0 takes a free one.
+    Raises OSError where the address is taken, WriteError where the last rows cannot be written, StoreError where
+    another gateway has the state, CorruptionError where it cannot be read.
     """
+    log = Calls(Spool(state_of(store) if state is None else state), store.store_id)
     writer = store.writer(run=run, source=source)
-    conversations = Conversations(writer, server=server, idle_seconds=idle_seconds)
+    conversations = Conversations(writer, server=server, idle_seconds=idle_seconds, log=log)
     recording = Queued(conversations, limit=queue, when_full=when_full)
-    gateway = Gateway(upstream, recording, conversations, heads=heads)
+    try:
+        conversations.restore(lambda row: is_stored(store, row))
+        gateway = Gateway(upstream, recording, conversations, heads=heads)
+    except BaseException:
+        log.close()
+        raise
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     config = uvicorn.Config(
         gateway.application, lifespan="on", ws="none", access_log=False, log_level="warning", server_header=False,
@@ -76,3 +92,20 @@ def serve(
             signal.signal(number, handler)
         recording.close()
     return gateway.status()
+
+
+def state_of(store: Store) -> Path:
+    """Where the log of calls of a store's gateway is, if nobody says otherwise: beside the store, or its spool."""
+    if isinstance(store.filesystem, LocalFilesystem):
+        return Path(f"{store.path}.gateway")
+    return spools() / f"{name_of(store.store_id, store.path)}.gateway"
+
+
+def is_stored(store: Store, row: Rollout) -> bool:
+    """Whether a store holds this very segment, whatever the run it was written for."""
+    try:
+        stored: Rollout = store.get(row.rollout_id, segment=row.segment)
+    except (NotFoundError, DuplicateError):
+        return False
+    one, other = (to_table([each]).drop_columns(["run_id"]).combine_chunks().to_batches()[0] for each in (row, stored))
+    return content(one) == content(other)

@@ -15,7 +15,7 @@ class Entry(msgspec.Struct, frozen=True):
     token_id: int | None = None
     logprob: float | None = None
     rank: int | None = None
-    top_logprobs: tuple[Entry, ...] = ()
+    top_logprobs: tuple[Entry, ...] | None = ()
 
     @property
     def id(self) -> int | None:
@@ -34,7 +34,7 @@ class Logprobs(msgspec.Struct, frozen=True):
 class Span(msgspec.Struct, frozen=True):
     """Output tokens start, ..., end - 1 under one weight label."""
 
-    version: str
+    version: str | int
     start: int
     end: int
 
@@ -44,8 +44,8 @@ class Choice(msgspec.Struct, frozen=True):
 
     index: int = 0
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    matched_stop: int | str | None = None
+    stop_reason: Any = None
+    matched_stop: Any = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     logprobs: Logprobs | None = None
@@ -57,16 +57,8 @@ class Choice(msgspec.Struct, frozen=True):
 class Metadata(msgspec.Struct, frozen=True):
     """Where SGLang's servers put the weights."""
 
-    weight_version: str | None = None
+    weight_version: str | int | None = None
     weight_versions: tuple[Span, ...] | None = None
-
-
-class Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens_details: Details | None = None
 
 
 class Placeholder(msgspec.Struct, frozen=True):
@@ -77,28 +69,59 @@ class Placeholder(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A reply, or a part of a stream; fields that are not read here are left out."""
+    """A reply, or a part of a stream; fields that are not read here are left out.
 
-    id: str | None = None
-    request_id: str | None = None
-    model: str | None = None
-    choices: tuple[Choice, ...] = ()
+    What stands beside the tokens may be anything: a server that writes it in its own way has drawn them all the same.
+    """
+
+    id: Any = None
+    request_id: Any = None
+    model: Any = None
+    choices: tuple[Choice, ...] | None = ()
     prompt_token_ids: tuple[int, ...] | None = None
-    system_fingerprint: str | None = None
-    usage: Usage | None = None
-    metadata: Metadata | None = None
+    system_fingerprint: Any = None
+    usage: Any = None
+    metadata: Any = None
     mm_placeholders: dict[str, tuple[Placeholder, ...]] | None = None
 
 
 def decode(body: bytes | str | Mapping[str, Any]) -> Body:
     """A reply or a part of a stream. Raises ValueError (msgspec.ValidationError) on what is none."""
-    return msgspec.json.decode(body, type=Body) if isinstance(body, bytes | str) else msgspec.convert(body, Body)
+    found = msgspec.json.decode(body, type=Body) if isinstance(body, bytes | str) else msgspec.convert(body, Body)
+    return msgspec.structs.replace(found, choices=()) if found.choices is None else found
+
+
+def text(value: Any) -> str | None:
+    """A name as text; None where it is none."""
+    return value or None if isinstance(value, str) else str(value) if type(value) is int else None
+
+
+def cached_tokens(body: Body) -> int | None:
+    """What of the prompt came from the prefix cache, where the server says it as it should."""
+    details = body.usage.get("prompt_tokens_details") if isinstance(body.usage, dict) else None
+    count = details.get("cached_tokens") if isinstance(details, dict) else None
+    return count if type(count) is int and 0 <= count < 1 << 31 else None
+
+
+def completion_tokens(body: Body) -> int | None:
+    """How many tokens were drawn in all, where the server says it as it should."""
+    count = body.usage.get("completion_tokens") if isinstance(body.usage, dict) else None
+    return count if type(count) is int else None
+
+
+def metadata(body: Body) -> Metadata | None:
+    """What SGLang says beside the choices; None where it is something else."""
+    try:
+        return msgspec.convert(body.metadata, Metadata | None)
+    except msgspec.ValidationError:
+        return None
 
 
 def events(stream: bytes | str) -> list[bytes]:
     """The JSON of each event of a server-sent stream; an event that was cut off is left out."""
     text = stream.encode() if isinstance(stream, str) else stream
-    found = [block.partition(b"data:")[2].strip() for block in text.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]]
+    blocks = [block.split(b"\n") for block in text.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]]
+    found = [b"\n".join(line[5:].strip() for line in block if line.startswith(b"data:")) for block in blocks]
     return [data for data in found if data and data != b"[DONE]"]
 
 
@@ -107,7 +130,7 @@ def joined(chunks: Iterable[bytes | str | Mapping[str, Any]]) -> Body:
     parts = [decode(chunk) for chunk in chunks]
     choices: dict[int, list[Choice]] = {}
     for part in parts:
-        for choice in part.choices:
+        for choice in part.choices or ():
             choices.setdefault(choice.index, []).append(choice)
 
     whole = tuple(_whole(choices[index]) for index in sorted(choices))
@@ -126,7 +149,8 @@ def _said(parts: Iterable[Any], name: str) -> Any:
 
 
 def _whole(parts: Sequence[Choice]) -> Choice:
-    said = [part.logprobs for part in parts if part.logprobs is not None]
+    first = next((part.logprobs for part in parts if part.logprobs is not None), None)
+    said = [found for part in parts if (found := part.logprobs or _unsaid(part, first)) is not None]
     columns = ("content", "tokens", "token_logprobs", "top_logprobs")
     once = ("finish_reason", "stop_reason", "matched_stop", "prompt_token_ids", "routed_experts", "weight_versions")
     return Choice(
@@ -135,6 +159,20 @@ def _whole(parts: Sequence[Choice]) -> Choice:
         sampling_mask=_chained(parts, "sampling_mask"),
         logprobs=Logprobs(**{name: _chained(said, name) for name in columns}) if said else None,
         **{name: _said(reversed(parts), name) for name in once},
+    )
+
+
+def _unsaid(part: Choice, like: Logprobs | None) -> Logprobs | None:
+    """What stands for the log-probs of a part that has tokens and none, where another part has some."""
+    if like is None or not part.token_ids:
+        return None
+    each = part.token_ids
+    if like.content is not None:
+        return Logprobs(content=tuple(Entry() for _ in each))
+    return Logprobs(
+        tokens=None if like.tokens is None else tuple("" for _ in each),
+        token_logprobs=tuple(None for _ in each),
+        top_logprobs=None if like.top_logprobs is None else tuple(None for _ in each),
     )
 
 

@@ -17,7 +17,17 @@ from rollstore.schema.rules.heads import STAND_IN
 from rollstore.writers.conversation import rollout
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
-from rollstore.writers.openai.body import Body, Choice, Logprobs, decode, token_id
+from rollstore.writers.openai.body import (
+    Body,
+    Choice,
+    Logprobs,
+    cached_tokens,
+    completion_tokens,
+    decode,
+    metadata,
+    text,
+    token_id,
+)
 from rollstore.writers.reply import (
     Ints,
     Place,
@@ -31,6 +41,7 @@ from rollstore.writers.reply import (
     support,
     words,
 )
+from rollstore.writers.settings import readable, samples, settings_of, whole_number
 from rollstore.writers.uuid7 import uuid7
 from rollstore.writers.vllm.outputs import CHAIN
 from rollstore.writers.weights import Number, Weights, at_completion, by_ends, by_spans, version_number
@@ -64,14 +75,14 @@ def sampler(request: Mapping[str, Any], server: Server, *, index: int = 0, engin
 
     Each of n outputs has the next seed where the engine is vLLM; another engine's are not known.
     """
-    asked = {**(server.defaults or {}), **(request.get("sampling_params") or request)}
-    extra: dict[str, str] = {}
+    asked, extra = readable({**(server.defaults or {}), **settings_of(request)})
     seed = asked.get("seed")
-    if seed is not None and (((asked.get("n") or 1) > 1 and engine != "vllm") or not 0 <= seed < 2**64):
+    if seed is not None and ((samples(request) > 1 and engine != "vllm") or not 0 <= seed < 2**64):
         extra["seed"], seed = str(seed), None
     limits = {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
-    if (asked.get("response_format") or {}).get("type", "text") != "text":
-        limits["response_format"] = asked["response_format"]
+    form = asked.get("response_format")
+    if form is not None and form != {} and (not isinstance(form, Mapping) or form.get("type", "text") != "text"):
+        limits["response_format"] = form
     if asked.get("tool_choice") not in (None, "none", "auto"):
         limits["tool_choice"] = asked["tool_choice"]
     top_k, most = asked.get("top_k"), asked.get("max_completion_tokens")
@@ -109,8 +120,15 @@ def replies(
     if request.get("echo"):
         raise ValueError("openai: wanted drawn tokens, got a reply that echoes its prompt")
     groups: defaultdict[int, str] = defaultdict(uuid7)  # a group for each prompt
-    samples = (request.get("sampling_params") or request).get("n") or 1
-    return [_reply(whole, choice, request, known, number, groups[choice.index // samples]) for choice in whole.choices]
+    count = samples(request)
+    drawn, said = sum(len(choice.token_ids or ()) for choice in whole.choices or ()), completion_tokens(whole)
+    if (
+        said is not None and drawn and drawn < said - len(whole.choices or ())
+    ):  # an end token may be counted and not sent
+        raise ValueError(f"token_ids: wanted the {said} tokens that the usage counts, got {drawn}: parts are missing")
+    return [
+        _reply(whole, choice, request, known, number, groups[choice.index // count]) for choice in whole.choices or ()
+    ]
 
 
 def rollouts(
@@ -126,7 +144,7 @@ def rollouts(
 
 
 def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Server, number: Number, group: str) -> Reply:
-    count = (request.get("sampling_params") or request).get("n") or 1
+    count = samples(request)
     sample = choice.index % count
     engine = server.engine or _engine(body.system_fingerprint)
     settings = sampler(request, server, index=sample, engine=None if engine is None else engine.name)
@@ -142,10 +160,9 @@ def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Serve
         context=server.context,
         stop=choice.matched_stop if choice.stop_reason is None else choice.stop_reason,
     )
-    row: dict[str, Any] = {"engine": engine, "policy": body.model}
+    row: dict[str, Any] = {"engine": engine, "policy": text(body.model)}
     if count > 1:
         row.update(group_id=group, group_size=count, sample_index=sample)
-    details = None if body.usage is None else body.usage.prompt_tokens_details
     total = len(prompt) + len(tokens)
     return Reply(
         prompt=prompt,
@@ -155,8 +172,8 @@ def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Serve
         routing=None if choice.routed_experts is None else routing(_npy(choice.routed_experts), total),
         weights=_weights(body, choice, len(tokens), server, number),
         media=_media(body),
-        request_id=body.id or body.request_id,
-        cached_tokens=None if details is None else details.cached_tokens,
+        request_id=text(body.id) or text(body.request_id),
+        cached_tokens=cached_tokens(body),
         api_finish=choice.finish_reason,
         ending=finish,
         ending_reason=reason,
@@ -165,9 +182,9 @@ def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Serve
     )
 
 
-def _engine(fingerprint: str | None) -> Engine | None:
+def _engine(fingerprint: Any) -> Engine | None:
     """vLLM writes its name and version into the fingerprint."""
-    name, _, rest = (fingerprint or "").partition("-")
+    name, _, rest = (text(fingerprint) or "").partition("-")
     return Engine(name=name, version=rest.partition("-")[0]) if name == "vllm" and rest else None
 
 
@@ -188,10 +205,11 @@ def _prompt(body: Body, choice: Choice, request: Mapping[str, Any], count: int) 
 
 
 def _weights(body: Body, choice: Choice, count: int, server: Server, number: Number) -> Weights | None:
-    spans = choice.weight_versions or (None if body.metadata is None else body.metadata.weight_versions)
+    said = metadata(body)
+    spans = choice.weight_versions or (None if said is None else said.weight_versions)
     if spans is not None:
-        return by_spans(count, [(span.version, span.start, span.end) for span in spans], number=number)
-    label = (None if body.metadata is None else body.metadata.weight_version) or server.after
+        return by_spans(count, [(str(span.version), span.start, span.end) for span in spans], number=number)
+    label = (None if said is None else text(said.weight_version)) or server.after
     if label is None:
         return None
     if server.before is None:
@@ -216,7 +234,7 @@ def _logprobs(said: Logprobs | None, tokens: Ints, kind: str, request: Mapping[s
     listed: list[list[tuple[int | None, float]]]
     if said.content is not None:
         own = [(entry.id, entry.logprob, entry.rank) for entry in aligned("logprobs.content", said.content, tokens)]
-        listed = [[(e.id, _number(e.logprob)) for e in entry.top_logprobs] for entry in said.content]
+        listed = [[(e.id, _number(e.logprob)) for e in entry.top_logprobs or ()] for entry in said.content]
     else:
         numbers = aligned("logprobs.token_logprobs", said.token_logprobs, tokens)
         names = said.tokens or (None,) * len(tokens)
@@ -228,7 +246,8 @@ def _logprobs(said: Logprobs | None, tokens: Ints, kind: str, request: Mapping[s
     unsaid = [value is None or value <= STAND_IN for _, value, _ in own]
     values = Known(np.array([_number(value) for _, value, _ in own]), ~np.array(unsaid))
     ranks = Known(np.array([rank or 0 for _, _, rank in own]), np.array([bool(rank) for _, _, rank in own]))
-    flags = [Flag(kind="floored_logprob", column="logprobs", index=n) for n in np.flatnonzero(unsaid).tolist()]
+    floored = [n for n, (_, value, _) in enumerate(own) if value is not None and value <= STAND_IN]
+    flags = [Flag(kind="floored_logprob", column="logprobs", index=n) for n in floored]
     columns: dict[str, Any] = {"logprobs": values, "logprob_kind": kind, "ranks": ranks if ranks.known.any() else None}
     if any(listed) and all(token is not None for place in listed for token, _ in place):
         found, more = _heads(listed, tokens, request, whole=said.content is None, behavior=kind == "behavior")
@@ -244,11 +263,12 @@ def _heads(listed: Sequence[Any], tokens: Ints, request: Mapping[str, Any], *, w
     list at k, so that where the drawn one stands before a likelier one, only the k - 1 likeliest are sure to be there.
     In a behavior distribution a stand-in pads the list with ids of no meaning.
     """
-    asked = request.get("sampling_params") or request
+    asked = settings_of(request)
     if asked.get("logprob_token_ids"):
         return None, []
     size = asked.get("logprobs" if whole or "sampling_params" in request else "top_logprobs")
-    size = max(map(len, listed)) if size is None or size is True or size < 0 else int(size)
+    size = whole_number(size)  # true is none
+    size = max(map(len, listed)) if size is None or size < 0 else size
     if not whole and any(_put_first(place, token) for place, token in zip(listed, tokens.tolist(), strict=True)):
         size -= 1
         listed = [sorted(place, key=lambda pair: -pair[1])[:size] for place in listed]

@@ -26,6 +26,7 @@ from rollstore.writers.reply import (
     support,
     words,
 )
+from rollstore.writers.settings import readable
 from rollstore.writers.uuid7 import uuid7
 from rollstore.writers.vllm.configuration import Configuration
 from rollstore.writers.weights import Number, Weights, by_spans, version_number
@@ -36,14 +37,21 @@ Fields = Mapping[str, Any] | Callable[[Any, Any], Mapping[str, Any]]
 CHAIN = ("temperature", "min_p", "top_k", "top_p")
 """The order in which vLLM's sampler applies what it has."""
 
+WITH_COLUMNS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "max_tokens", "min_tokens", "seed", "logit_bias", "bad_words", "stop", "stop_token_ids",
+)  # fmt: skip
+"""Settings that have a column of their own."""
+
 AS_EXTRA = ("ignore_eos", "thinking_token_budget", "watermarking", "repetition_detection", "extra_args")
 """Settings that bear on what is drawn and have no column of their own."""
 
 
 def sampler(params: Any, index: int = 0) -> Sampler:
     """`SamplingParams` as a record, for the `index`-th of its n outputs: with a seed, each takes the next one."""
-    seed = None if params.seed is None else params.seed + index
-    extra = {
+    asked, extra = readable({name: getattr(params, name, None) for name in WITH_COLUMNS})
+    seed = None if asked.get("seed") is None else asked["seed"] + index
+    extra |= {
         name: value if isinstance(value, str) else _json(value)
         for name in AS_EXTRA
         if (value := getattr(params, name, None)) not in (None, False, {})
@@ -51,20 +59,20 @@ def sampler(params: Any, index: int = 0) -> Sampler:
     if seed is not None and not 0 <= seed < 2**64:
         extra["seed"], seed = str(seed), None
     return Sampler(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
+        temperature=asked.get("temperature"),
+        top_p=asked.get("top_p"),
+        top_k=None if asked.get("top_k") is None else max(asked["top_k"], 0),
+        min_p=asked.get("min_p"),
+        repetition_penalty=asked.get("repetition_penalty"),
+        presence_penalty=asked.get("presence_penalty"),
+        frequency_penalty=asked.get("frequency_penalty"),
+        max_tokens=asked.get("max_tokens"),
+        min_tokens=asked.get("min_tokens"),
         seed=seed,
-        logit_bias=biases(params.logit_bias),
-        bad_words=words(params.bad_words),
-        stop=words(params.stop),
-        stop_token_ids=tuple(params.stop_token_ids or ()) or None,
+        logit_bias=biases(asked.get("logit_bias")),
+        bad_words=words(asked.get("bad_words")),
+        stop=words(asked.get("stop")),
+        stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
         grammar=_grammar(params),
         chain=CHAIN,
         applied=True,
@@ -129,7 +137,7 @@ def replies(
     """
     how = _How(configuration, number, cache_state, batch_rows)
     made: list[Reply] = []
-    for output, asked in _paired(outputs, params):
+    for output, asked in paired(outputs, params):
         group = uuid7()
         made += [_reply(output, [completion], asked, group, how) for completion in output.outputs]
     return made
@@ -146,7 +154,7 @@ def rollouts(
     batch_rows: Rows | None = None,
 ) -> list[Rollout]:
     """The same as rollouts of one segment, one for each completion, in the order of the outputs."""
-    several = [output for output, _ in _paired(outputs, params)]
+    several = [output for output, _ in paired(outputs, params)]
     pairs = [(output, completion) for output in several for completion in output.outputs]
     made = replies(
         several, params, configuration=configuration, number=number, cache_state=cache_state, batch_rows=batch_rows
@@ -168,7 +176,8 @@ def stream_replies(
     that came, with no finish and no weight versions.
     """
     how, group = _How(configuration, number, cache_state, None), uuid7()
-    return [_reply(chunks[-1], parts, params, group, how) for parts in _parts(chunks, params)]
+    whole = next((chunk for chunk in reversed(chunks) if chunk.prompt_token_ids is not None), None)
+    return [_reply(whole or chunks[-1], parts, params, group, how) for parts in _parts(chunks, params)]
 
 
 def stream_rollouts(
@@ -203,7 +212,7 @@ def is_delta(params: Any) -> bool:
     return getattr(getattr(params, "output_kind", None), "name", None) == "DELTA"
 
 
-def _paired(outputs: Any, params: Any) -> list[tuple[Any, Any]]:
+def paired(outputs: Any, params: Any) -> list[tuple[Any, Any]]:
     several: list[Any] = list(outputs) if isinstance(outputs, Iterable) else [outputs]
     asked: list[Any] = list(params) if isinstance(params, Sequence) else [params] * len(several)
     if len(asked) != len(several):
@@ -219,7 +228,7 @@ def _reply(output: Any, parts: Sequence[Any], params: Any, group: str, how: _How
     """One completion of a request, in parts."""
     if getattr(params, "trace_decode_token_ids", None):
         raise ValueError("vllm: wanted sampled tokens, got those of trace_decode_token_ids, which were put in")
-    known, last = how.configuration, parts[-1]
+    known, last = how.configuration, _last(parts, "finish_reason")
     prompt = ids("prompt_token_ids", output.prompt_token_ids)
     tokens = np.concatenate([ids("token_ids", list(part.token_ids)) for part in parts])
     settings = None if params is None else sampler(params, last.index)
@@ -249,16 +258,21 @@ def _reply(output: Any, parts: Sequence[Any], params: Any, group: str, how: _How
         batch_rows=_rows((how.batch_rows or {}).get((output.request_id, last.index)), len(tokens)),
         support=_support(parts, tokens),
         routing=None if experts is None else routing(experts, len(prompt) + len(tokens)),
-        weights=_weights(last, len(tokens), output.num_cached_tokens, how),
+        weights=_weights(_last(parts, "weight_versions"), len(tokens), output.num_cached_tokens, how),
         request_id=output.request_id,
         cached_tokens=output.num_cached_tokens,
-        preemptions=None if metrics is None else metrics.num_preemptions,
+        preemptions=getattr(metrics, "num_preemptions", None),
         engine_finish=last.finish_reason,
         ending=finish,
         ending_reason=reason,
         row=row,
         **_logprobs(parts, tokens, params, settings, known),
     )
+
+
+def _last(parts: Sequence[Any], name: str) -> Any:
+    """The last part that says something; the last one where none does."""
+    return next((part for part in reversed(parts) if getattr(part, name, None) is not None), parts[-1])
 
 
 def _rows(rows: Sequence[int] | None, count: int) -> Known | None:
@@ -275,9 +289,10 @@ def _logprobs(
         return {}  # logits are no log-probs, and without their sum none can be made of them
     if not len(tokens):
         return {"logprobs": nothing_drawn(), "logprob_kind": kind}
-    if any(part.logprobs is None for part in parts if len(part.token_ids)):
+    drew = [part for part in parts if len(part.token_ids)]
+    if all(part.logprobs is None for part in drew):
         return {}
-    listed = _listed([part.logprobs for part in parts if len(part.token_ids)])
+    listed = _listed([[None] * len(part.token_ids) if part.logprobs is None else part.logprobs for part in drew])
     aligned("logprobs", listed.counts, tokens)
     values, ranks, flags = drawn(listed, tokens)
     asked = None if params is None else params.logprobs
@@ -324,13 +339,15 @@ def _weights(completion: Any, count: int, cached: int | None, how: _How) -> Weig
         return None
     # A cache that was empty before the request is of the weights that its first span names; a hit may be of older ones.
     first = {None: None, 0: "fresh"}.get(cached, "unknown")
-    triples = [(span.version, span.start, span.end) for span in spans]
+    triples = [(str(span.version), span.start, span.end) for span in spans]
     return by_spans(count, triples, number=how.number, first_cache=first, later_cache=how.cache_state)
 
 
 def _times(metrics: Any) -> dict[str, Any]:
     """When the request came, and how long it waited; the engine's other stamps are of a clock that starts anywhere."""
-    if metrics is None or not metrics.arrival_time:
-        return {}
-    waited = metrics.scheduled_ts - metrics.queued_ts if metrics.scheduled_ts and metrics.queued_ts else None
-    return {"requested_at": datetime.fromtimestamp(metrics.arrival_time, UTC), "queue_seconds": waited}
+    came, queued, scheduled = (getattr(metrics, name, None) for name in ("arrival_time", "queued_ts", "scheduled_ts"))
+    waited = scheduled - queued if scheduled and queued and scheduled >= queued else None
+    try:
+        return {"requested_at": datetime.fromtimestamp(came, UTC), "queue_seconds": waited} if came else {}
+    except (ValueError, OverflowError, OSError):  # a clock of another kind
+        return {"queue_seconds": waited}

@@ -10,9 +10,11 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Protocol
 
+from rollstore.errors import SchemaError
 from rollstore.schema import Rollout
+from rollstore.writers.apart import append_apart
 from rollstore.writers.vllm.configuration import configuration
-from rollstore.writers.vllm.outputs import Fields, is_delta, rollouts, stream_rollouts
+from rollstore.writers.vllm.outputs import Fields, is_delta, paired, rollouts, stream_rollouts
 from rollstore.writers.weights import Number, version_number
 
 INTERNAL = re.compile(r"-[0-9a-f]{8}$")
@@ -104,14 +106,29 @@ class Recording:
         return self._llm.get_default_sampling_params() if given is None else given
 
     def _append(self, outputs: Sequence[Any], params: Any) -> None:
-        rows = rollouts(
-            outputs, params, configuration=self._configuration, fields=self._fields, number=self._number,
-            cache_state=self._cache_state or "unknown", batch_rows=self._rows,
-        )  # fmt: skip
+        """All that can be recorded; then raise what could not, so that one output does not cost the others."""
+        rows: list[Rollout] = []
+        wrong: list[ValueError] = []
+        for output, asked in paired(outputs, params):
+            try:
+                rows += rollouts(
+                    [output], [asked], configuration=self._configuration, fields=self._fields, number=self._number,
+                    cache_state=self._cache_state or "unknown", batch_rows=self._rows,
+                )  # fmt: skip
+            except ValueError as error:
+                wrong.append(error)
         if self._rows is not None:
             self._rows.clear()
+        self._keep(rows)
+        if wrong:
+            raise wrong[0]
+
+    def _keep(self, rows: list[Rollout]) -> None:
         if rows:
-            self._writer.append(rows)
+            try:
+                self._writer.append(rows)
+            except SchemaError as error:
+                append_apart(self._writer.append, rows, error)
 
     def _streamed(self, original: Any) -> Any:
         async def generate(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -148,8 +165,7 @@ class Recording:
         rows = stream_rollouts(
             chunks, params, configuration=self._configuration, fields=fields, number=self._number, cache_state=state
         )
-        if rows:
-            self._writer.append(rows)
+        self._keep(rows)
 
     def _paused(self, original: Any) -> Any:
         async def pause(*args: Any, **kwargs: Any) -> Any:
