@@ -35,6 +35,10 @@ def extra_problems(columns: Mapping[str, pa.Array]) -> Iterator[Problem]:
 def _type_problems(type_: pa.DataType, path: str) -> Iterator[Problem]:
     if t.is_struct(type_) and not type_.num_fields:  # Parquet has none
         yield Problem(column=path, kind="wrong_type", row=None, found="a struct without fields", wanted=FINE)
+    elif t.is_struct(type_) and len({field.name.lower() for field in type_}) < type_.num_fields:
+        found = f"a struct with fields {', '.join(field.name for field in type_)}"
+        wanted = "names that differ beyond upper and lower case: SQL knows no other difference"
+        yield Problem(column=path, kind="wrong_type", row=None, found=found, wanted=wanted)
     elif t.is_nested(type_):
         for name, inner in _inner(type_, path):
             yield from _type_problems(inner, name)
@@ -70,7 +74,7 @@ def _is_fine(type_: pa.DataType) -> bool:
         or t.is_large_string(type_)
         or t.is_binary(type_)
         or t.is_large_binary(type_)
-        or t.is_fixed_size_binary(type_)
+        or (t.is_fixed_size_binary(type_) and type_.byte_width > 0)  # Parquet has no empty one
         or t.is_date(type_)
     )
 

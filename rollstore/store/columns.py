@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -23,8 +24,24 @@ _UNFIT = (
 
 def read_types(filesystem: Filesystem) -> dict[str, pa.DataType]:
     """Every published column of the store, in order of name."""
-    files = [file for file in filesystem.list(FOLDER) if is_ours(file)]
-    return {file[:-5]: _read(filesystem, file[:-5]) for file in files}
+    return dict(sorted(_read(filesystem, f"{FOLDER}/{file}") for file in filesystem.list(FOLDER) if is_ours(file)))
+
+
+def held_types(schemas: Iterable[pa.Schema], published: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """The types of `x_` columns that parts and journals hold and no document names: a copy may have lost those.
+
+    Raises CorruptionError where two files hold one in different types, and nothing says which is right.
+    """
+    found: dict[str, pa.DataType] = {}
+    for field in (field for schema in schemas for field in schema):
+        if field.name.startswith("x_") and field.name not in published:
+            type_ = found.setdefault(field.name, field.type)
+            if type_ != field.type:
+                raise CorruptionError(
+                    f"{FOLDER}/{_file(field.name)}: wanted the type of {field.name}, got no such file, and both "
+                    f"{type_} and {field.type} in parts"
+                )
+    return found
 
 
 def is_ours(file: str) -> bool:
@@ -32,8 +49,12 @@ def is_ours(file: str) -> bool:
     return file.endswith(".json") and _NAME.fullmatch(file.removesuffix(".json")) is not None
 
 
-def publish_types(filesystem: Filesystem, table: pa.Table, known: dict[str, pa.DataType]) -> pa.Table:
+def publish_types(
+    filesystem: Filesystem, table: pa.Table, known: dict[str, pa.DataType], held: Callable[[], dict[str, pa.DataType]]
+) -> pa.Table:
     """Fix the types of the `x_` columns of a table, or hold them to those fixed before; `known` learns them.
+
+    held: the types of such columns in the store's rows, asked for when a name is new: see `held_types`.
 
     Returns the table with plain field metadata, and without `x_` columns that hold only nulls of no type. Raises
     SchemaError with every column of another type, and OSError.
@@ -53,7 +74,13 @@ def publish_types(filesystem: Filesystem, table: pa.Table, known: dict[str, pa.D
             continue
         fields.append(_bare(field))
         if field.name not in known:
-            known[field.name] = _publish(filesystem, fields[-1])
+            stored = held().get(field.name, fields[-1].type)
+            name, type_ = _publish(filesystem, pa.field(field.name, stored), known)
+            if name != field.name:
+                wanted = f"a name that differs from {name} beyond upper and lower case: SQL knows no other difference"
+                found.append(_problem(field.name, "unknown_column", field.name, wanted))
+                continue
+            known[name] = type_
         if known[field.name] != fields[-1].type:
             found.append(
                 _problem(
@@ -65,27 +92,35 @@ def publish_types(filesystem: Filesystem, table: pa.Table, known: dict[str, pa.D
     return table.select([field.name for field in fields]).cast(pa.schema(fields, table.schema.metadata))
 
 
-def _publish(filesystem: Filesystem, field: pa.Field) -> pa.DataType:
+def _publish(filesystem: Filesystem, field: pa.Field, known: Mapping[str, pa.DataType]) -> tuple[str, pa.DataType]:
+    """The column that has the name now, whatever its case: this one, or the one that had it before."""
+    for name, type_ in known.items():
+        if name.lower() == field.name.lower():
+            return name, type_
     schema = base64.b64encode(memoryview(pa.schema([field]).serialize())).decode()
+    path = f"{FOLDER}/{_file(field.name)}"
     try:
-        document.publish(
-            filesystem, f"{FOLDER}/{field.name}.json", {"name": field.name, "type": str(field.type), "schema": schema}
-        )
+        document.publish(filesystem, path, {"name": field.name, "type": str(field.type), "schema": schema})
     except FileExistsError:
-        return _read(filesystem, field.name)
-    return field.type
+        return _read(filesystem, path)
+    return field.name, field.type
 
 
-def _read(filesystem: Filesystem, name: str) -> pa.DataType:
-    path = f"{FOLDER}/{name}.json"
+def _file(name: str) -> str:
+    """One file for all cases of a name, so that only one of them can be made."""
+    return f"{name.lower()}.json"
+
+
+def _read(filesystem: Filesystem, path: str) -> tuple[str, pa.DataType]:
     body = document.decode(read_file(filesystem, path), path)
     try:
+        name = str(body["name"])
         type_ = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["schema"]))).field(name).type
     except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
         raise CorruptionError(f"{path}: the type cannot be read") from error
-    if _unfit_type(type_) is not None:
+    if _unfit_type(type_) is not None or not _NAME.fullmatch(name):
         raise CorruptionError(f"{path}: wanted a plain type, got {type_}")
-    return type_
+    return name, type_
 
 
 def _unfit(field: pa.Field) -> Problem | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from rollstore.errors import CorruptionError
+from rollstore.errors import CorruptionError, StoreError
 from rollstore.schema import TABLES
 from rollstore.store import document
 from rollstore.store.filesystem import Filesystem, read_file
@@ -86,6 +86,8 @@ def _read_on(filesystem: Filesystem, log: Log) -> Log:
             data = read_file(filesystem, path)
         except FileNotFoundError:
             return log
+        except IsADirectoryError as error:
+            raise StoreError(f"{filesystem.locate(path)}: wanted an entry of the log, got a folder") from error
         log = _applied(log, _read(data, path), path)
 
 

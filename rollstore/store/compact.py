@@ -41,8 +41,11 @@ def compact(
     """Merge parts of a snapshot into parts of up to `part_bytes`, the rows of a group together.
 
     Each output is one entry of the log; another compaction that was faster makes this one drop its output. Raises
-    CorruptionError where an input is damaged, OSError where the disk refuses; nothing is lost then.
+    CorruptionError where an input is damaged, OSError where the disk refuses; nothing is lost then. ValueError for
+    `part_bytes` of 0 or less.
     """
+    if not part_bytes > 0:  # a NaN is not
+        raise ValueError(f"compact: part_bytes: wanted more than 0, got {part_bytes}")
     report = Report()
     compactor, sequence, log = new_id(), 0, snapshot.log
     for table in TABLES:

@@ -14,8 +14,11 @@ from rollstore.store.names import STAGED, new_id
 
 
 def derived_files(filesystem: Filesystem, kind: str) -> list[str]:
-    """The files of one kind, as `index` or `footers`."""
-    names = filesystem.list("cache")
+    """The files of one kind, as `index` or `footers`; none where the folder cannot be read."""
+    try:
+        names = filesystem.list("cache")
+    except OSError:
+        return []
     return [f"cache/{name}" for name in names if name.startswith(f"{kind}-") and name.endswith(f".{kind}")]
 
 
@@ -30,7 +33,7 @@ def load_derived(filesystem: Filesystem, kind: str) -> Iterator[tuple[str, pa.Re
             message = data[batch.offset :][: batch.length]
             frame.check_message(message, batch, path)
             yield path, frame.Decoder(tail.schema).decode(message, path), tail.metadata
-        except FileNotFoundError:
+        except OSError:
             continue
         except (CorruptionError, ValueError):
             with suppress(OSError):

@@ -19,6 +19,10 @@ _TRIES, _MOMENT = 100, 0.002
 """How often, and after how many seconds, a new file is locked that somebody sweeping looks at."""
 
 
+MARK = "rollstore.json"
+"""The file that makes a folder a store."""
+
+
 class ReadHandle(Protocol):
     """A file open for reading. It stays readable after the file's name is gone."""
 
@@ -161,7 +165,7 @@ class LocalFilesystem:
     def list(self, folder: str) -> list[str]:
         try:
             with os.scandir(self.root / folder) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+                return sorted(entry.name for entry in entries if _is_file(entry))
         except FileNotFoundError:
             return []
 
@@ -169,7 +173,12 @@ class LocalFilesystem:
         return _LocalReadHandle(os.open(self.locate(path), os.O_RDONLY | os.O_CLOEXEC))
 
     def create(self, path: str) -> WriteHandle:
-        fd = os.open(self.locate(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(self.locate(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            if not self._made_again(path.rpartition("/")[0]):
+                raise
+            fd = os.open(self.locate(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         for _ in range(_TRIES):
             handle = self._locked(fd, path)
             if handle is not None:
@@ -197,14 +206,30 @@ class LocalFilesystem:
         return None
 
     def publish(self, source: str, target: str) -> None:
-        os.link(self.locate(source), self.locate(target))  # rename would overwrite
+        try:
+            os.link(self.locate(source), self.locate(target))  # rename would overwrite
+        except FileNotFoundError:
+            if not self._made_again(target.rpartition("/")[0]):
+                raise
+            os.link(self.locate(source), self.locate(target))
 
     def sync_folder(self, folder: str) -> None:
+        self._made_again(folder)
         fd = os.open(self.root / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def _made_again(self, folder: str) -> bool:
+        """Make a folder of a store that went, as `cache/` may and empty ones do in many copies; whether it was gone.
+
+        Not in a folder that is no store any more: nobody wants half of a store that was deleted to come back.
+        """
+        if not folder or (self.root / folder).is_dir() or not (self.root / MARK).exists():
+            return False
+        self.make_folder(folder)
+        return True
 
     def delete(self, path: str) -> None:
         (self.root / path).unlink(missing_ok=True)
@@ -226,6 +251,11 @@ class LocalFilesystem:
 
     def locate(self, path: str) -> str:
         return f"{self.root}/{path}"
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A file, or a link to one; also a link to nothing, which whoever opens it will name."""
+    return entry.is_file() or (entry.is_symlink() and not entry.is_dir())
 
 
 def read_file(filesystem: Filesystem, path: str) -> bytes:

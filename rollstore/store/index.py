@@ -3,6 +3,9 @@ against the data.
 
 A segment covers some parts and never changes. Parts that no segment covers are read by their id column into a new
 one; segments of like size are merged, so there are few; the larger ones are kept in cache/.
+
+A segment from cache/ says where to look, and the row's own id decides. That it has no place for an id is believed once
+it was found to have as many places in every part as the part has rows. One that is wrong is thrown away.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import pyarrow as pa
 import xxhash
 
 from rollstore.errors import CorruptionError
+from rollstore.schema.lazy import lazy
 from rollstore.store.derived import load_derived, save_derived
 from rollstore.store.filesystem import Filesystem
 from rollstore.store.journal import JournalView
@@ -51,6 +55,8 @@ class Segment:
     batch: np.ndarray[Any, np.dtype[np.int32]]
     row: np.ndarray[Any, np.dtype[np.int32]]
     file: str | None = None
+    doubted: set[str] = field(default_factory=set[str])
+    """Parts whose places came from a file and were not counted yet."""
 
     def find(self, hash_: int) -> Iterator[tuple[str, int, int]]:
         """The (part, batch, row) places of ids with this hash."""
@@ -59,6 +65,11 @@ class Segment:
         while place < len(self.hash) and self.hash[place] == key:
             yield self.parts[int(self.part[place])], int(self.batch[place]), int(self.row[place])
             place += 1
+
+    @lazy
+    def places(self) -> dict[str, int]:
+        """How many rows of each part it has a place for."""
+        return dict(zip(self.parts, np.bincount(self.part, minlength=len(self.parts)).tolist(), strict=True))
 
 
 class Index:
@@ -82,8 +93,8 @@ class Index:
         with self._covering(snapshot) as live:
             self._refuse_damaged(live, rollout_id)
             hash_ = xxhash.xxh3_64_intdigest(rollout_id.encode())
-            places = {place for segment in self._segments or () for place in segment.find(hash_) if place[0] in live}
-            found: list[Place] = [(snapshot.part(TABLE, name), batch, row) for name, batch, row in sorted(places)]
+            while (found := self._places(snapshot, live, hash_)) is None:
+                self._cover(snapshot)
             for view in snapshot.views(TABLE):
                 ids = self._journal(view).places
                 found += [(view, *place) for place in ids.get(rollout_id, ()) if place[0] < len(view.messages)]
@@ -96,24 +107,66 @@ class Index:
         """
         with self._covering(snapshot) as live:
             self._refuse_damaged(live, None)
-            places: list[Place] = []
-            keys: list[npt.NDArray[np.uint64]] = []
+            while (found := self._repeated(snapshot, live)) is None:
+                self._cover(snapshot)
+            return sorted(found, key=lambda place: (place[0].name, *place[1:]))
+
+    def _places(self, snapshot: Snapshot, live: frozenset[str], hash_: int) -> list[Place] | None:
+        """The places of ids with this hash in parts; None where a segment was wrong and is thrown away."""
+        found: dict[tuple[str, int, int], Place] = {}
+        for segment in self._segments or ():
+            for name, batch, row in segment.find(hash_):
+                if name in live:
+                    part = snapshot.part(TABLE, name)
+                    if not _is_place(part, batch, row) or not _counted(segment, part):
+                        return self._throw_away(segment)
+                    found[name, batch, row] = (part, batch, row)
+        if not found and any(segment.doubted & live for segment in self._segments or ()):
+            parts = snapshot.parts(TABLE)
             for segment in self._segments or ():
-                rows = np.flatnonzero(np.array([name in live for name in segment.parts], bool)[segment.part])
-                keys.append(segment.key[rows])
-            views = snapshot.views(TABLE)
-            keys += [self._journal(view).keys_of(len(view.messages)) for view in views]
-            twice = _twice(keys)
-            if not len(twice):
-                return []
-            for segment in self._segments or ():
-                for n in np.flatnonzero(np.isin(segment.key, twice)).tolist():
-                    name = segment.parts[segment.part[n]]
-                    if name in live:
-                        places.append((snapshot.part(TABLE, name), int(segment.batch[n]), int(segment.row[n])))
-            for view in views:
-                places += [(view, *place) for place in self._journal(view).among(twice, len(view.messages))]
-            return sorted(places, key=lambda place: (place[0].name, *place[1:]))
+                if not all(_counted(segment, part) for part in parts if part.name in segment.doubted):
+                    return self._throw_away(segment)
+        return [found[place] for place in sorted(found)]
+
+    def _repeated(self, snapshot: Snapshot, live: frozenset[str]) -> list[Place] | None:
+        """As `repeated`, in any order; None where a segment was wrong and is thrown away.
+
+        Parts are asked how many rows they have as they are known: to read the end of each would take too long.
+        """
+        keys: list[npt.NDArray[np.uint64]] = []
+        for segment in self._segments or ():
+            if segment.doubted and any(
+                segment.places[part.name] != part.rows for part in snapshot.parts(TABLE) if part.name in segment.doubted
+            ):
+                return self._throw_away(segment)
+            rows = np.flatnonzero(np.array([name in live for name in segment.parts], bool)[segment.part])
+            keys.append(segment.key[rows])
+        views = snapshot.views(TABLE)
+        keys += [self._journal(view).keys_of(len(view.messages)) for view in views]
+        twice = _twice(keys)
+        if not len(twice):
+            return []
+        places: dict[tuple[str, int, int], Place] = {}
+        for segment in self._segments or ():
+            for n in np.flatnonzero(np.isin(segment.key, twice)).tolist():
+                name, batch, row = segment.parts[segment.part[n]], int(segment.batch[n]), int(segment.row[n])
+                if name in live:
+                    part = snapshot.part(TABLE, name)
+                    if not _is_place(part, batch, row):
+                        return self._throw_away(segment)
+                    places[name, batch, row] = (part, batch, row)
+        found = [*places.values()]
+        for view in views:
+            found += [(view, *place) for place in self._journal(view).among(twice, len(view.messages))]
+        return found
+
+    def _throw_away(self, segment: Segment) -> None:
+        """Forget a segment, so that its parts are read again."""
+        self._segments = [other for other in self._segments or () if other is not segment]
+        self._covered -= set(segment.parts)
+        if segment.file is not None:
+            with suppress(OSError):
+                self._filesystem.delete(segment.file)
 
     @contextmanager
     def _covering(self, snapshot: Snapshot) -> Generator[frozenset[str]]:
@@ -137,8 +190,9 @@ class Index:
 
     def _cover(self, snapshot: Snapshot) -> None:
         if self._segments is None:
-            self._segments = list(_load(self._filesystem))
-            self._covered = {name for segment in self._segments for name in segment.parts}
+            self._segments = []
+            for segment in sorted(_load(self._filesystem), key=lambda segment: -len(segment.hash)):
+                self._segments += self._unknown(segment)
         missing = [name for name in snapshot.names[TABLE] if name not in self._covered]
         if not missing:
             return
@@ -153,9 +207,21 @@ class Index:
                 read.append((part.name, list(part.batches(KEY))))
             except CorruptionError as error:
                 self._damaged[part.name] = (part, error)
-        self._covered |= set(missing)
-        self._segments.append(_segment(read))
-        self._merge(self._segments, set(snapshot.names[TABLE]))
+            self._covered.add(part.name)
+        if read:
+            self._segments.append(_segment(read))
+            self._merge(self._segments, set(snapshot.names[TABLE]))
+
+    def _unknown(self, segment: Segment) -> list[Segment]:
+        """A loaded segment without the parts that another one covers, as where two processes built one at a time: a row
+        that stands in two would count as repeated."""
+        new = set(segment.parts) - self._covered
+        if len(new) < len(segment.parts) and segment.file is not None:
+            with suppress(OSError):
+                self._filesystem.delete(segment.file)
+            segment = _merged([segment], new)
+        self._covered |= new
+        return [segment] if new else []
 
     def _merge(self, segments: list[Segment], live: set[str]) -> None:
         """Merge while a segment is not much larger than the next; then keep the large ones on disk."""
@@ -239,12 +305,13 @@ def _merged(segments: list[Segment], live: set[str]) -> Segment:
             columns, (segment.hash, segment.key, number[segment.part], segment.batch, segment.row), strict=True
         ):
             column.append(values[keep])
-    return _sorted(tuple(parts), *(np.concatenate(column) for column in columns))
+    doubted = {name for segment in segments for name in segment.doubted} & set(parts)
+    return _sorted(tuple(parts), *(np.concatenate(column) for column in columns), doubted=doubted)
 
 
-def _sorted(parts: tuple[str, ...], hash_: Any, *others: Any) -> Segment:
+def _sorted(parts: tuple[str, ...], hash_: Any, *others: Any, doubted: set[str] | None = None) -> Segment:
     order = np.argsort(hash_, kind="stable")
-    return Segment(parts, hash_[order], *(column[order] for column in others))
+    return Segment(parts, hash_[order], *(column[order] for column in others), doubted=doubted or set())
 
 
 def _save(filesystem: Filesystem, segment: Segment) -> Segment:
@@ -256,6 +323,35 @@ def _save(filesystem: Filesystem, segment: Segment) -> Segment:
 def _load(filesystem: Filesystem) -> Iterator[Segment]:
     """Every segment in cache/; another process may delete one meanwhile, having merged it."""
     for path, rows, metadata in load_derived(filesystem, _KIND):
-        with suppress(KeyError, ValueError):
-            columns = {name: rows.column(name).to_numpy() for name in _SCHEMA.names}
-            yield Segment(tuple(json.loads(metadata[_PARTS_KEY])), **columns, file=path)
+        try:
+            yield _read(path, rows, metadata)
+        except (KeyError, ValueError, TypeError):
+            with suppress(OSError):
+                filesystem.delete(path)
+
+
+def _read(path: str, rows: pa.RecordBatch, metadata: dict[str, str]) -> Segment:
+    """Raises ValueError, KeyError or TypeError where the rows are no segment."""
+    if not rows.schema.equals(_SCHEMA) or any(column.null_count for column in rows.columns):
+        raise ValueError(f"{path}: wanted the columns of an index, none of them null")
+    hash_, key, part, batch, row = (column.to_numpy() for column in rows.columns)
+    parts = [str(name) for name in json.loads(metadata[_PARTS_KEY])]
+    numbers = np.stack([part, batch, row])
+    if len(set(parts)) < len(parts) or (len(part) and (numbers.min() < 0 or part.max() >= len(parts))):
+        raise ValueError(f"{path}: wanted places in {len(parts)} parts, got others")
+    if (hash_[1:] < hash_[:-1]).any():
+        raise ValueError(f"{path}: wanted ascending hashes")
+    return Segment(tuple(parts), hash_, key, part, batch, row, path, set(parts))
+
+
+def _is_place(part: Part, batch: int, row: int) -> bool:
+    return batch < part.batch_count and row < part.tail.batches[batch].rows
+
+
+def _counted(segment: Segment, part: Part) -> bool:
+    """Whether there is a place for every row of a part, by the part's own end; looked at once."""
+    if part.name in segment.doubted:
+        if segment.places[part.name] != sum(batch.rows for batch in part.tail.batches):
+            return False
+        segment.doubted.discard(part.name)
+    return True

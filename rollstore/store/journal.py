@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -35,11 +36,23 @@ class Cut:
         return f"{self.name}:{self.rows}"
 
 
+class _Extent(NamedTuple):
+    """How far a journal was written: bytes, rows, rows that were synced, and messages since then."""
+
+    size: int
+    rows: int
+    synced_rows: int
+    unsynced: int
+
+
 class Journal:
     """A journal being written. Not thread-safe: its writer holds a lock.
 
-    `rows` and `size` count what was written whole, `synced_rows` what survives power loss. `unsynced` keeps the
+    `rows` and `size` count what was written whole, `synced_rows` what survives power loss. `unsynced` are the
     messages since, for a successor. After `broken` is set nothing may be written or synced here again.
+
+    All that counts lies in one attribute, set in one step: an interrupt (Ctrl-C comes between any two) finds a message
+    counted or not, and one that is not counted is written over.
     """
 
     def __init__(
@@ -51,11 +64,10 @@ class Journal:
         It gets its name only when they are in it and synced: the rows change from one journal to the other at once,
         and a head that does not hold its sum is damage, never a crash. Raises OSError; then the name was never there.
         """
-        self.name = name
+        self.table, self.name = table, name
         self.schema, self.columns = schema, frozenset(schema.names)
-        self.unsynced: list[tuple[bytes, int]] = []
-        self.rows = self.synced_rows = sum(rows for _, rows in carried)
-        self.broken = False
+        self._messages: list[tuple[bytes, int]] = []
+        self.broken = self._torn = False
         self._filesystem = filesystem
         self._folder_synced = False
         metadata = {FORMAT_KEY: FORMAT, TABLE_KEY: table, PART_KEY: name}
@@ -65,7 +77,8 @@ class Journal:
             metadata[CUT_KEY] = str(cut)
         head = frame.encode_head(schema.with_metadata({**(schema.metadata or {}), **metadata}))
         content = b"".join((head, *(message for message, _ in carried)))
-        self.size = len(content)
+        rows = sum(rows for _, rows in carried)
+        self._extent = _Extent(len(content), rows, rows, 0)
         staged = f"staging/{name}{STAGED}"
         self._handle: WriteHandle = filesystem.create(staged)
         try:
@@ -79,19 +92,41 @@ class Journal:
             with suppress(OSError):  # a staged file that stays is swept up by recover
                 filesystem.delete(staged)
 
+    @property
+    def size(self) -> int:
+        return self._extent.size
+
+    @property
+    def rows(self) -> int:
+        return self._extent.rows
+
+    @property
+    def synced_rows(self) -> int:
+        return self._extent.synced_rows
+
+    @property
+    def unsynced(self) -> list[tuple[bytes, int]]:
+        return self._messages[: self._extent.unsynced]
+
     def write(self, message: bytes, rows: int) -> None:
         """One message at the end. On OSError nothing of it counts, and the journal may be `broken`."""
+        extent = self._extent
+        if self._torn:  # an interrupted call may have left a message that is longer than this one
+            self._handle.truncate(extent.size)
+        self._torn = True
+        del self._messages[extent.unsynced :]
         try:
-            self._handle.write(self.size, message)
+            self._handle.write(extent.size, message)
         except OSError:
             try:
-                self._handle.truncate(self.size)
+                self._handle.truncate(extent.size)
+                self._torn = False
             except OSError:
                 self.broken = True
             raise
-        self.size += len(message)
-        self.rows += rows
-        self.unsynced.append((message, rows))
+        self._messages.append((message, rows))
+        self._extent = _Extent(extent.size + len(message), extent.rows + rows, extent.synced_rows, len(self._messages))
+        self._torn = False
 
     def sync(self) -> None:
         """All rows written survive power loss. On OSError the journal is `broken`: a second sync would lie."""
@@ -103,8 +138,8 @@ class Journal:
         except OSError:
             self.broken = True
             raise
-        self.synced_rows = self.rows
-        self.unsynced.clear()
+        extent = self._extent
+        self._extent = _Extent(extent.size, extent.rows, extent.rows, 0)
 
     def close(self) -> None:
         """Let the file and its lock go. The file stays."""
@@ -181,20 +216,17 @@ class JournalView:
 
 
 def view_journal(filesystem: Filesystem, name: str, known: JournalView | None = None) -> JournalView | None:
-    """What stands in a journal now; None where it is gone, or its head was never written whole.
+    """What stands in a journal now; None where its head was never written whole.
 
     `known`, an earlier view, saves reading again what was whole then. Journals are read, never mapped: a writer may
     cut its file back, and a mapped page beyond the end kills the reader. Raises CorruptionError where a whole head
-    does not hold its sum, VersionError where it is newer than this library.
+    does not hold its sum, VersionError where it is newer than this library, FileNotFoundError where it is gone.
     """
     if known is not None and not known.rest:
         data = known.handle.read(known.end, max(0, known.handle.size() - known.end))
         return _extended(known, data)
     file = journal_file(name)
-    try:
-        handle = filesystem.open(file)
-    except FileNotFoundError:
-        return None
+    handle = filesystem.open(file)
     data = handle.read(0, handle.size())
     head = frame.read_head(data, f"{file}: head")
     if head is None:

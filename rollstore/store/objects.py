@@ -25,6 +25,8 @@ _T = TypeVar("_T")
 _CREATES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """Protocols whose fsspec implementation hands `mode="create"` on to the server. A probe asks the server itself."""
 
+_ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
+
 _WHOLE = _CREATES | {"memory"}
 """Protocols under which a file appears whole or not at all. Elsewhere it is written beside and renamed."""
 
@@ -81,11 +83,20 @@ class Objects:
             raise StoreError(f"{self.url}: wanted a place that can be written and listed, got {self.protocol}")
         self._address, self._options = url, dict(options or {})
         self._patience = patience or Patience()
+        self.address = f"{_ALIASES.get(self.protocol, self.protocol)}://{shown} {self._server()}".rstrip()
+        """Tells places apart, whoever asks: the URL, and the server where the options or the environment name one."""
         self._whole = self.protocol in _WHOLE
         self._creates: bool | None = None if self.protocol in _CREATES else False
         self._connection: tuple[int, Any, str] | None = None
         if not self._connected()[1].strip("/"):
             raise StoreError(f"{self.url}: wanted a folder in it for the store, got none")
+
+    def _server(self) -> str:
+        client = self._options.get("client_kwargs") or {}
+        named = self._options.get("endpoint_url") or client.get("endpoint_url")
+        if named is None and _ALIASES.get(self.protocol, self.protocol) == "s3":
+            named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return str(named or "").rstrip("/")
 
     def locate(self, path: str) -> str:
         """The address of a file, as fsspec opens it."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rollstore.errors import CorruptionError, StoreError, VersionError
+from rollstore.errors import CorruptionError, RollstoreError, StoreError, VersionError
 from rollstore.schema import VERSION
 from rollstore.schema.lazy import lazy
 from rollstore.schema.upgrade import check as check_schema
@@ -63,6 +63,9 @@ class Part:
     @lazy
     def tail(self) -> frame.Tail:
         """The end of the file, read when the first of its batches is. Raises CorruptionError, StoreError."""
+        return self._read_end()
+
+    def _read_end(self) -> frame.Tail:
         try:
             size, tail = read_tail(self.filesystem, self.file)
         except (FileNotFoundError, Orphan) as error:
@@ -90,6 +93,9 @@ class Part:
 
     @lazy
     def statistics(self) -> statistics.Statistics:
+        return self._read_statistics()
+
+    def _read_statistics(self) -> statistics.Statistics:
         read = statistics.decode(self.summary)
         # Those of an older major version are about columns as they were.
         return statistics.Statistics(read.rows, {}) if self.is_older else read
@@ -129,6 +135,8 @@ class Part:
         opened = handle or self.open()
         try:
             message = opened.read(batch.offset, batch.length)
+        except OSError as error:
+            raise _unreadable(self.file, error) from error
         finally:
             if handle is None:
                 opened.close()
@@ -146,6 +154,8 @@ class Part:
             return self.filesystem.open(self.file)
         except FileNotFoundError as error:
             raise StoreError(f"{self.file}: wanted a part of the snapshot, got no file; open a new one") from error
+        except OSError as error:
+            raise _unreadable(self.file, error) from error
 
     def check_head(self) -> None:
         """Raises CorruptionError unless the opening of the file holds its sum. Reading rows does not need it."""
@@ -184,6 +194,15 @@ def open_part(filesystem: Filesystem, table: str, name: str) -> Part:
 
 def read_tail(filesystem: Filesystem, file: str) -> tuple[int, frame.Tail]:
     """Bytes of a part, and what its end says. Raises CorruptionError, Orphan, FileNotFoundError as `open_part`."""
+    try:
+        return _read_tail(filesystem, file)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _read_tail(filesystem: Filesystem, file: str) -> tuple[int, frame.Tail]:
     handle = filesystem.open(file)
     try:
         size = handle.size()
@@ -197,6 +216,11 @@ def read_tail(filesystem: Filesystem, file: str) -> tuple[int, frame.Tail]:
     finally:
         handle.close()
     return size, frame.read_tail(tail, size, f"{file}: tail")
+
+
+def _unreadable(file: str, error: OSError) -> Exception:
+    """What the operating system does not let one read, as a typed error; what is one stays what it is."""
+    return error if isinstance(error, RollstoreError) else StoreError(f"{file}: {error.strerror or error}")
 
 
 def check_versions(format_: str, schema: pa.Schema, file: str) -> None:

@@ -38,10 +38,12 @@ def recover(filesystem: Filesystem, *, force: bool = False) -> Report:
     for file in orphans(filesystem, commits.read_log(filesystem)):
         folder, _, _ = file.partition("/")
         if folder != JOURNALS or not stem(file.rpartition("/")[2], JOURNAL):
-            report.moved.append(filesystem.move(file, f"{ORPHANS}/{folder}"))
+            with suppress(FileNotFoundError):  # another recovery has moved it
+                report.moved.append(filesystem.move(file, f"{ORPHANS}/{folder}"))
     for file in filesystem.list("staging"):
         if not file.endswith(STAGED):
-            report.moved.append(filesystem.move(f"staging/{file}", f"{ORPHANS}/staging"))
+            with suppress(FileNotFoundError):
+                report.moved.append(filesystem.move(f"staging/{file}", f"{ORPHANS}/staging"))
             continue
         with suppress(FileNotFoundError):
             lock = filesystem.lock(f"staging/{file}")
@@ -72,7 +74,7 @@ def orphans(filesystem: Filesystem, log: commits.Log) -> list[str]:
                 continue  # gone by now, or damaged: verify names it, and nobody may move it
     for file in filesystem.list(JOURNALS):
         name = stem(file, JOURNAL)
-        with suppress(RollstoreError):
+        with suppress(RollstoreError, FileNotFoundError):
             if name is None or view_journal(filesystem, name) is None:
                 found.append(f"{JOURNALS}/{file}")
     for folder, is_ours in ((commits.FOLDER, commits.is_ours), (columns.FOLDER, columns.is_ours)):

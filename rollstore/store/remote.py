@@ -134,7 +134,8 @@ def open_remote(
     base = spools(spool)
     # The spool is named after the store, and a new store has its name only when it is made.
     found = open_on(RemoteFilesystem(objects, base / "new"), create=create)
-    return open_on(RemoteFilesystem(objects, spool_of(found.store_id, base), single_compactor=single_compactor))
+    own = spool_of(found.store_id, objects.address, base)
+    return open_on(RemoteFilesystem(objects, own, single_compactor=single_compactor))
 
 
 def _is_here(path: str) -> bool:

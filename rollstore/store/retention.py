@@ -46,6 +46,9 @@ class Keep:
         first, last = self.versions or (None, None)
         if self.versions is not None and first is None and last is None:
             raise ValueError("keep: versions: wanted a first or a last one, got neither")
+        for end in (first, last):
+            if end is not None and not -(2**63) <= end < 2**63:
+                raise ValueError(f"keep: versions: wanted integers of 64 bits, got {end}")
         if first is not None and last is not None and first > last:
             raise ValueError(f"keep: versions: wanted a first one that is not after the last, got {first} and {last}")
 
@@ -85,7 +88,7 @@ def retain(snapshot: Snapshot, keep: Keep, *, dry_run: bool = False, progress: P
     another compaction was faster. Raises CorruptionError where a part is damaged, OSError where the disk refuses. In
     both cases nothing is changed.
     """
-    since = None if keep.age is None else datetime.fromtimestamp(now(snapshot.filesystem), UTC) - keep.age
+    since = None if keep.age is None else _before(datetime.fromtimestamp(now(snapshot.filesystem), UTC), keep.age)
     held = [*snapshot.parts("rollouts"), *snapshot.views("rollouts")]
     ids: list[pa.Array] = []
     wanted: list[_Bools] = [np.zeros(0, bool)]
@@ -107,6 +110,14 @@ def retain(snapshot: Snapshot, keep: Keep, *, dry_run: bool = False, progress: P
         return Report(tables=counts)
     done = without(snapshot, dropped, reason="retain", note=str(keep), progress=progress)
     return Report(tables=counts) if done else None
+
+
+def _before(moment: datetime, age: timedelta) -> datetime:
+    """So long before a moment; at most at the beginning of all times that a row may have."""
+    try:
+        return moment - age
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def _rows(batch: pa.RecordBatch, keep: Keep, since: datetime | None) -> _Bools:

@@ -15,14 +15,19 @@ from rollstore.store.journal import FOLDER, Journal, JournalView, journal_file, 
 from rollstore.store.part import open_part, write_part
 
 
-def seal(filesystem: Filesystem, name: str, rows: int, *, last: bool = True) -> None:
+def seal(filesystem: Filesystem, table: str, name: str, rows: int, *, last: bool = True) -> None:
     """Publish the first `rows` rows of a journal under its name and delete it; the caller holds its lock.
 
     `last=False` where the journal holds more rows, which a successor has taken over. Raises OSError where the disk
     refuses, CorruptionError where the journal no longer holds its rows; the journal then stays.
     """
     if rows:
-        view = view_journal(filesystem, name)
+        try:
+            view = view_journal(filesystem, name)
+        except FileNotFoundError:
+            if is_published(filesystem, table, name):
+                return  # by a call that was interrupted at its very end
+            view = None
         found = 0 if view is None else view.first(rows).rows
         if view is None or found != rows:
             raise CorruptionError(f"{journal_file(name)}: wanted {rows} rows, got {found}")
@@ -77,7 +82,6 @@ class Sealer:
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
         self._jobs: deque[_Job] = deque()
-        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, journal: Journal, rows: int, *, last: bool) -> None:
@@ -92,9 +96,9 @@ class Sealer:
 
     def drain(self) -> None:
         """Return when every journal is a part. Raises OSError, CorruptionError; what is left stays for the next try."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # None where `start` was interrupted
             self._thread.join()
-            self._thread = None
+        self._thread = None
         self._work()
 
     def forget(self) -> None:
@@ -107,9 +111,9 @@ class Sealer:
             self._work()
 
     def _work(self) -> None:
-        with self._lock:
-            while self._jobs:
-                job = self._jobs[0]
-                seal(self._filesystem, job.journal.name, job.rows, last=job.last)
-                job.journal.close()
-                self._jobs.popleft()
+        """By one thread at a time: the writer's own lock is held by whoever asks, and `drain` waits for the other."""
+        while self._jobs:
+            job = self._jobs[0]
+            seal(self._filesystem, job.journal.table, job.journal.name, job.rows, last=job.last)
+            job.journal.close()
+            self._jobs.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from rollstore.schema import SYSTEM_COLUMNS, TABLES, conform
 from rollstore.schema.lazy import lazy
 from rollstore.schema.upgrade import is_newer, parse, read_version, widened
 from rollstore.store import commits
-from rollstore.store.columns import read_types
+from rollstore.store.columns import held_types, read_types
 from rollstore.store.filesystem import Filesystem, WriteHandle
 from rollstore.store.footers import WORTH_KEEPING, load_footers, save_footers
 from rollstore.store.journal import FOLDER as JOURNALS
@@ -24,6 +25,7 @@ from rollstore.store.journal import JournalView, view_journal
 from rollstore.store.names import JOURNAL, PART, new_id, stem
 from rollstore.store.part import Orphan, Part, open_part
 from rollstore.store.statistics import Range, bounds, guarantees, union
+from rollstore.store.where import check_where
 
 if TYPE_CHECKING:
     from rollstore.store.index import Index
@@ -40,14 +42,9 @@ class Cache:
 
     index: Index
     parts: dict[tuple[str, str], Part] = field(default_factory=dict)
-    orphans: set[tuple[str, str]] = field(default_factory=set)
     journals: dict[str, JournalView] = field(default_factory=dict)
     log: commits.Log = field(default_factory=commits.Log)
     loaded: bool = False
-
-    def seen(self, table: str, name: str) -> bool:
-        """Whether it is known what stands under a part's name."""
-        return (table, name) in self.parts or (table, name) in self.orphans
 
     def load(self, filesystem: Filesystem) -> bool:
         """Take in what other processes kept of the ends of parts, once. Whether anything may have been learned."""
@@ -74,6 +71,8 @@ class Snapshot:
     unreadable: dict[str, CorruptionError] = field(default_factory=dict)
     lease: WriteHandle | None = None
     lease_file: str = ""
+    orphans: set[tuple[str, str]] = field(default_factory=set)
+    """Names of parts under which there was no whole part: a copy may be under way, so the next snapshot looks again."""
 
     def __enter__(self) -> Snapshot:
         return self
@@ -97,14 +96,22 @@ class Snapshot:
         Raises CorruptionError where one is damaged, StoreError where one is gone.
         """
         _known(table)
-        unseen = [name for name in self.names[table] if not self.cache.seen(table, name)]
+        unseen = self._unseen(table)
         if len(unseen) >= WORTH_KEEPING and self.cache.load(self.filesystem):
-            unseen = [name for name in unseen if not self.cache.seen(table, name)]
+            unseen = self._unseen(table)
         found = [part for name in self.names[table] if (part := self._open(table, name)) is not None]
         if len(unseen) >= WORTH_KEEPING:
             fresh = set(unseen)
             save_footers(self.filesystem, [part for part in found if part.name in fresh], found)
         return found
+
+    def _unseen(self, table: str) -> list[str]:
+        """The names under which nothing was looked at yet."""
+        return [
+            name
+            for name in self.names[table]
+            if (table, name) not in self.cache.parts and (table, name) not in self.orphans
+        ]
 
     def part(self, table: str, name: str) -> Part:
         """One live part by its name. Raises as `parts`, and StoreError where the name is no part of the snapshot."""
@@ -115,13 +122,13 @@ class Snapshot:
 
     def _open(self, table: str, name: str) -> Part | None:
         key = (table, name)
-        if key in self.cache.orphans:
+        if key in self.orphans:
             return None
         if key not in self.cache.parts:
             try:
                 self.cache.parts[key] = open_part(self.filesystem, table, name)
             except Orphan:
-                self.cache.orphans.add(key)
+                self.orphans.add(key)
                 # No crash leaves half a part under its name, so rows may be missing from every answer: say so.
                 warnings.warn(f"{table}/{name}{PART}: no whole part, nothing of it is read: see verify", stacklevel=2)
                 return None
@@ -175,7 +182,8 @@ class Snapshot:
                     fields[name] = fields[name].with_type(widened(fields[name].type, schema.field(name).type))
                 metadata[_VERSION] = max(metadata[_VERSION], schema.metadata[_VERSION], key=lambda v: parse(v.decode()))
             used = {f.name for f in held}
-            fields |= {name: pa.field(name, type_) for name, type_ in self.types.items() if name in used}
+            types = {**self.types, **held_types(schemas.values(), self.types)}
+            fields |= {name: pa.field(name, type_) for name, type_ in types.items() if name in used}
             self._schemas[table] = pa.schema(
                 [*fields.values(), *(newest.field(n) for n in newest.names if n in own)], metadata
             )
@@ -200,15 +208,20 @@ class Snapshot:
     ) -> pa.RecordBatchReader:
         """Rows as batches, parts first, in a fixed order; `where` skips parts by their statistics.
 
-        Raises ValueError on an unknown column, and while reading CorruptionError.
+        Raises ValueError on an unknown column, TypeError where `where` is no filter over the columns, and while reading
+        CorruptionError.
         """
         full = self.schema(table)
+        if isinstance(columns, str):
+            raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
         names = list(full.names if columns is None else columns)
         if unknown := [name for name in names if name not in full.names]:
             raise ValueError(f"columns: {table} has no column {', '.join(map(repr, unknown))}")
         # The text of an expression names every column it looks at; a name found by chance is only read in vain.
         tested = [] if where is None else [name for name in full.names if name in str(where) and name not in names]
         wide = pa.schema([full.field(name) for name in [*names, *tested]], full.metadata)
+        if where is not None:
+            check_where(where, wide, table)
         narrow = pa.schema([full.field(name) for name in names], full.metadata)
         parts = self.parts(table) if where is None else self.matching(table, where)
 
@@ -332,8 +345,17 @@ def _journals(filesystem: Filesystem, cache: Cache) -> tuple[list[JournalView], 
             continue
         try:
             view = view_journal(filesystem, name, cache.journals.get(name))
+        except FileNotFoundError:
+            continue  # sealed since the listing
         except CorruptionError as error:
             unreadable[name] = error
+        except OSError as error:
+            if error.errno == errno.EMFILE:  # each stays open, so that it can be read when it is sealed meanwhile
+                raise StoreError(
+                    f"{filesystem.locate(JOURNALS)}: wanted to open every journal, got {error.strerror} after "
+                    f"{len(found)}: `rollstore recover` makes parts of those that the dead left"
+                ) from error
+            raise
         else:
             found |= {} if view is None else {name: view}
     cache.journals = found

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
+
+import xxhash
 
 from rollstore.errors import CorruptionError
 from rollstore.store.filesystem import LocalFilesystem
@@ -25,11 +28,28 @@ def spools(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(state) / "rollstore"
 
 
-def spool_of(store_id: str, spools: Path) -> Path:
-    """The spool of one store. Raises CorruptionError where the id is none: it becomes a path on this machine."""
+def name_of(store_id: str, address: str) -> str:
+    """What the state of a store at an address is called on this machine. A copy has the id of its original, and is
+    another store: neither may take the other's rows.
+
+    Raises CorruptionError where the id is none: it becomes a path.
+    """
     if not re.fullmatch(r"[0-9a-f]{32}", store_id):
         raise CorruptionError(f"store_id: wanted 32 hexadecimal digits, got {store_id[:40]!r}")
-    return spools / store_id
+    return f"{store_id}-{xxhash.xxh3_64_hexdigest(address.encode('utf-8', 'surrogatepass'))}"
+
+
+def spool_of(store_id: str, address: str, spools: Path) -> Path:
+    """The spool of the store at an address. Warns where rows wait in the spool of the same store elsewhere."""
+    own = spools / name_of(store_id, address)
+    waiting = [path for path in sorted(spools.glob(f"{store_id}-*/journal/*.arrows")) if path.parent.parent != own]
+    if waiting and not any(own.glob("journal/*.arrows")):
+        warnings.warn(
+            f"{waiting[0].parent.parent}: {len(waiting)} journals of a store with this id wait there, written under "
+            "another address: of a copy, or of this one spelt otherwise; `rollstore recover` that address",
+            stacklevel=4,
+        )
+    return own
 
 
 class Spool(LocalFilesystem):

@@ -18,6 +18,8 @@ COLUMNS = (
 )  # fmt: skip
 """Columns that get statistics where a table has them. Of a list, the values inside."""
 
+_TEXTS = {"rollout_id", "run_id", "environment", "evaluation_id", "train_run", "written_by"}
+
 _LONGEST = 256  # characters of a text worth keeping twice
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -92,6 +94,20 @@ _rows = msgspec.json.Decoder(_Rows)
 def row_count(text: str) -> int:
     """The rows alone, of a text that `decode` takes: a tenth of the time."""
     return _rows.decode(text).rows
+
+
+def plausible(value: Statistics) -> bool:
+    """Whether counts are counts, and both ends of every range of the kind that its column has."""
+    return value.rows >= 0 and all(
+        found.nulls >= 0
+        and (
+            found.min is found.max is None or (isinstance(found.min, str) and isinstance(found.max, str))
+            if name in _TEXTS
+            else found.min is found.max is None
+            or (type(found.min) is type(found.max) is int and -(2**63) <= found.min <= found.max < 2**63)
+        )
+        for name, found in value.ranges.items()
+    )
 
 
 def bounds(value: Statistics, held: pa.Schema, column: str) -> Range | None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.errors import CorruptionError, StoreError, WriteError
+from rollstore.errors import CorruptionError, RollstoreError, StoreError, WriteError
 from rollstore.schema import TABLES, Rollout, from_table
 from rollstore.schema.text import as_stored
 from rollstore.store import document
-from rollstore.store.filesystem import Filesystem, LocalFilesystem, read_file
+from rollstore.store.filesystem import MARK, Filesystem, LocalFilesystem, read_file
 from rollstore.store.index import Index
 from rollstore.store.lookup import lookup
 from rollstore.store.names import FOLDERS, new_id
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollstore.writers.writer import Appendable, Writer
 
 _T = TypeVar("_T")
-ABOUT = "rollstore.json"
+ABOUT = MARK
 _TRIES = 10  # of what another compaction may undercut
 _TICK = 50_000_000  # nanoseconds, above the clock tick of any file system in use
 
@@ -92,7 +92,7 @@ class Store:
         """
         from rollstore.writers.writer import Writer  # writers stand on the store: the store knows them only here
 
-        return Writer(self, table=table, run=run, source=source, **options)
+        return _reading(self.path, lambda: Writer(self, table=table, run=run, source=source, **options))
 
     def append(self, table: str, data: Appendable) -> None:
         """Rows of any table, as one sealed part that survives power loss. Raises SchemaError, WriteError."""
@@ -101,7 +101,7 @@ class Store:
 
     def snapshot(self) -> Snapshot:
         """The rows of this moment, fixed; holds a lease until closed. Raises CorruptionError, StoreError."""
-        return open_snapshot(self.filesystem, self._cache, lease=True)
+        return _reading(self.path, lambda: open_snapshot(self.filesystem, self._cache, lease=True))
 
     def get(self, rollout_id: str, segment: int | None = None) -> Any:
         """The segments of a rollout as list[Rollout], or with `segment` that one Rollout.
@@ -112,13 +112,16 @@ class Store:
             raise TypeError(f"get: wanted a rollout_id as text, got {type(rollout_id).__name__}")
         rollout_id = as_stored(rollout_id)
         try:
-            rows = lookup(self._current(), self._index, rollout_id, segment)
+            rows = self._rows_of(rollout_id, segment)
         except StoreError:
             # A part went, by a compaction and a vacuum, between two looks: no lease is held for so short a read.
             self._last = None
-            rows = lookup(self._current(), self._index, rollout_id, segment)
+            rows = self._rows_of(rollout_id, segment)
         found: list[Rollout] = [from_table(row)[0] for row in rows]
         return found if segment is None else found[0]
+
+    def _rows_of(self, rollout_id: str, segment: int | None) -> list[pa.RecordBatch]:
+        return _reading(self.path, lambda: lookup(self._current(), self._index, rollout_id, segment))
 
     def _current(self) -> Snapshot:
         """A snapshot of this moment without a lease; the last one, where nothing can have changed since."""
@@ -148,7 +151,7 @@ class Store:
 
     def parts(self, table: str) -> list[Part]:
         """The live parts of a table."""
-        return open_snapshot(self.filesystem, self._cache, lease=False).parts(table)
+        return _reading(self.path, lambda: open_snapshot(self.filesystem, self._cache, lease=False).parts(table))
 
     def compact(self, **options: Any) -> CompactReport:
         """Merge small parts into bigger ones, groups together. `options`: part_bytes, codec ("zstd", "lz4"), progress.
@@ -219,13 +222,15 @@ class Store:
         from rollstore.store.verify import verify
 
         with self.snapshot() as snapshot:
-            return verify(snapshot, progress)
+            return _reading(self.path, lambda: verify(snapshot, progress))
 
     def info(self) -> Info:
         """Counts from the parts' own statistics. Raises CorruptionError where a part is damaged."""
         from rollstore.store.recover import orphans
 
         with self.snapshot() as snapshot:
+            for part in (part for name in TABLES for part in snapshot.parts(name)):
+                _ = part.tail  # what a file in cache/ says of it is not counted before its own end was read
             tables = {
                 name: TableInfo(
                     rows=snapshot.count(name),
@@ -243,7 +248,7 @@ class Store:
                 commits=snapshot.log.number,
                 tables=tables,
                 journals=len(snapshot.journals),
-                orphans=tuple(orphans(self.filesystem, snapshot.log)),
+                orphans=tuple(_reading(self.path, lambda: orphans(self.filesystem, snapshot.log))),
             )
 
 
@@ -268,7 +273,7 @@ def open(
     if local is not None:
         if storage_options is not None or spool is not None or single_compactor:
             raise ValueError(f"open: {local}: storage_options, spool, single_compactor: wanted a URL, got a local path")
-        return open_on(LocalFilesystem(local), create=create)
+        return open_on(_on_disk(local), create=create)
     from rollstore.store.remote import open_remote  # fsspec is loaded for remote stores only
 
     return open_remote(
@@ -280,6 +285,8 @@ def open_on(filesystem: Filesystem, *, create: bool = False) -> Store:
     """As `open`, on any implementation of the file verbs."""
     try:
         data = read_file(filesystem, ABOUT)
+    except IsADirectoryError:
+        raise StoreError(f"{filesystem.locate(ABOUT)}: wanted what a store says of itself, got a folder") from None
     except (FileNotFoundError, NotADirectoryError):
         if not create:
             raise StoreError(f"{filesystem.locate('')}: wanted a store, found no {ABOUT} there") from None
@@ -295,7 +302,7 @@ def open_on(filesystem: Filesystem, *, create: bool = False) -> Store:
 
 
 def _unchanged(snapshot: Snapshot) -> bool:
-    return all(view.handle.size() == view.end + view.rest for view in snapshot.journals)
+    return not snapshot.orphans and all(view.handle.size() == view.end + view.rest for view in snapshot.journals)
 
 
 def _create(filesystem: Filesystem) -> None:
@@ -317,6 +324,23 @@ def _local(path: str | os.PathLike[str]) -> str | None:
     if address[1] not in ("file", "local"):
         return None
     return text.removeprefix("file://").removeprefix("local://")
+
+
+def _on_disk(path: str) -> LocalFilesystem:
+    try:
+        return LocalFilesystem(path)
+    except FileNotFoundError:
+        raise StoreError(f"{path}: wanted a working folder to start from, got one that is gone") from None
+
+
+def _reading(where: str, action: Callable[[], _T]) -> _T:
+    """What the operating system does not let one read as a typed error."""
+    try:
+        return action()
+    except RollstoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{error.filename or where}: {error.strerror or error}") from error
 
 
 def _guard(where: str, action: Any) -> Any:

@@ -16,8 +16,11 @@ def vacuum(filesystem: Filesystem, *, grace: float, dry_run: bool = False) -> li
     """Delete retired parts, outputs of compactions that died, and what the dead left in staging; returns the files.
 
     Only what is older than `grace` seconds by the store's own clock, and what no open snapshot on this machine needs.
-    Retired names stay in the log: none of them ever counts again. With `dry_run` nothing is deleted. Raises OSError.
+    Retired names stay in the log: none of them ever counts again. With `dry_run` nothing is deleted. Raises OSError,
+    ValueError for a `grace` that is no number of seconds from 0.
     """
+    if not grace >= 0:  # a NaN is not
+        raise ValueError(f"vacuum: grace: wanted seconds, 0 or more, got {grace}")
     log = commits.read_log(filesystem)
     oldest = _oldest_lease(filesystem, log.number)
     before = now(filesystem) - grace

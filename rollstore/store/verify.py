@@ -11,7 +11,7 @@ from rollstore.errors import RemoteError, RollstoreError
 from rollstore.schema import TABLES, problems
 from rollstore.store import commits, frame
 from rollstore.store.ahead import ahead
-from rollstore.store.columns import read_types
+from rollstore.store.columns import FOLDER, read_types
 from rollstore.store.crosscheck import Rows
 from rollstore.store.finding import Finding
 from rollstore.store.journal import JournalView, journal_file
@@ -47,7 +47,7 @@ def _sources(snapshot: Snapshot, table: str, found: list[Finding]) -> Iterator[P
         except RemoteError:
             raise  # the way there failed, and says nothing about the part
         except (RollstoreError, OSError) as error:
-            if (table, name) not in snapshot.cache.orphans:
+            if (table, name) not in snapshot.orphans:
                 found.append(_error("damaged", table, f"{table}/{name}{PART}", str(error)))
     yield from (view for view in snapshot.journals if view.table == table)
 
@@ -103,7 +103,8 @@ def _rest(snapshot: Snapshot) -> Iterator[Finding]:
     for source in _opened(snapshot):
         for field in source.schema:
             if field.name.startswith("x_") and types.get(field.name) != field.type:
-                message = f"{field.name}: wanted {types.get(field.name)}, got {field.type}"
+                wanted = types.get(field.name) or f"a file in {FOLDER}/ that says its type"
+                message = f"{field.name}: wanted {wanted}, got {field.type}"
                 yield _error("wrong_type", source.table, source.file, message)
     for name, error in snapshot.unreadable.items():
         yield _error("damaged", "", journal_file(name), str(error))

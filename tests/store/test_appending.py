@@ -196,7 +196,7 @@ def test_a_caller_s_column_that_no_reader_could_open_is_refused(store: Store) ->
         store.append("rollouts", table.append_column("x_none", pa.array([[None]], pa.list_(pa.null()))))
     for array in (pa.array(["a"]).dictionary_encode(), pa.array(["a"], pa.string_view()), pa.array([[None]])):
         with pytest.raises(SchemaError, match=r"x_u: wrong_type.*a plain type"):
-            publish_types(store.filesystem, pa.table({"x_u": array}), {})
+            publish_types(store.filesystem, pa.table({"x_u": array}), {}, dict)
     assert ids(store) == {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +23,8 @@ SEEDS = range(3)
 class InlineThread:
     """Runs where it is started, so that the n-th verb is always the same one."""
 
+    ident = 1
+
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self.start = target
 
@@ -34,7 +35,7 @@ class InlineThread:
 
 @pytest.fixture(autouse=True)
 def _threads_run_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal, "threading", SimpleNamespace(Thread=InlineThread, Lock=threading.Lock))
+    monkeypatch.setattr(seal, "threading", SimpleNamespace(Thread=InlineThread))
 
 
 class Promises:

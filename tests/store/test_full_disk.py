@@ -164,7 +164,7 @@ def test_a_disk_that_may_only_be_read_is_read_and_every_change_is_a_typed_error(
         writer = store.writer()
         writer.append(rollout("d"))
         writer.flush()
-        kept = Path(writer._journal.name)
+        kept = Path(writer._written.journal.name)
         writer.after_fork()  # as if its process had died
         mount("-o", "remount,ro")
         read = open_store(store.path)

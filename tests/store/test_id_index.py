@@ -93,3 +93,19 @@ def test_rows_that_repeat_are_named_wherever_they_lie_and_other_segments_are_not
     fresh = open_store(store.path)
     with fresh.snapshot() as snapshot:
         assert len(snapshot.repeated()) == 6
+
+
+def test_rows_of_a_part_that_was_still_being_copied_are_found_when_it_is_whole(store: Store) -> None:
+    store.append("rollouts", [rollout("a")])
+    store.append("rollouts", [rollout("b")])
+    (file,) = [Path(part.path) for part in store.parts("rollouts") if part.statistics.ranges["rollout_id"].min == "b"]
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    fresh = open_store(store.path)
+    with pytest.warns(UserWarning, match="no whole part"), pytest.raises(KeyError):
+        fresh.get("b")
+    copy = file.with_suffix(".copy")
+    copy.write_bytes(whole)
+    copy.replace(file)
+    assert fresh.get("b")[0].rollout_id == "b"
+    assert fresh.get("a")[0].rollout_id == "a"

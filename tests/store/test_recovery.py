@@ -153,7 +153,8 @@ def test_half_empty_and_foreign_files_are_listed_never_read_and_moved_aside(stor
     with pytest.warns(UserWarning, match="no whole part, nothing of it is read") as said:
         assert ids(store) == once("a", "b", "c")
     assert len(said) == 2, "one for each file under a part's name, none for foreign ones"
-    assert len(store.info().orphans) == 5
+    with pytest.warns(UserWarning, match="no whole part"):  # again: rows may be missing from this answer too
+        assert len(store.info().orphans) == 5
     report = store.recover()
     assert len(report.moved) == 5
     assert len(list(folder.iterdir())) == 3
@@ -196,11 +197,11 @@ def test_half_empty_and_foreign_files_in_every_folder_are_harmless_and_only_fore
     assert errors(read) == []
     info = read.info()
     assert (info.tables["rollouts"].rows, info.tables["rollouts"].parts, info.tables["scores"].rows) == (30, 3, 1)
-    assert len(info.orphans) == 4 * 7, "those of staging and cache are disposable"
+    assert len(info.orphans) == 5 * 7, "those of staging and cache are disposable"
     read.append("rollouts", [rollout("later", extra={"x_mine": 1})])
     read.compact()
     report = read.recover()
-    assert len(report.moved) == 4 * 8
+    assert len(report.moved) == 5 * 8
     assert read.info().orphans == ()
     assert {path: path.read_bytes() for path in whole} == whole, "nothing else is changed"
     read.vacuum(grace=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +31,8 @@ Open = Callable[..., Store]
 class InlineThread:
     """Runs where it is started, and holds nothing afterwards: the dead must let go of their locks."""
 
+    ident = 1
+
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self._targets = [target]
 
@@ -47,7 +48,7 @@ class InlineThread:
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens a store at a place whose faults hit before or after a request is carried out; a number says which store."""
     protocol, Flaky.when = request.param
-    monkeypatch.setattr(seal, "threading", SimpleNamespace(Thread=InlineThread, Lock=threading.Lock))
+    monkeypatch.setattr(seal, "threading", SimpleNamespace(Thread=InlineThread))
     monkeypatch.setitem(_registry, protocol, Flaky)
     for sync in ("fsync", "fdatasync"):  # no power is lost here
         monkeypatch.setattr(os, sync, lambda _: None)
