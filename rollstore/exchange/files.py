@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollstore.errors import WriteError
+from rollstore.exchange.folder import STAGED
 from rollstore.schema.flat import Flat
 from rollstore.store.part import row_bytes
 
@@ -30,8 +31,6 @@ FILE_BYTES = 128 << 20
 
 TOKEN_IDS = {"tokens", "head_tokens", "support_tokens", "token"}
 """Columns of ids too many for a dictionary: plain and compressed they are smaller."""
-
-STAGED = ".part"
 
 
 def portable(schema: pa.Schema) -> pa.Schema:

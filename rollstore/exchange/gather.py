@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.readers.repeats import repeats
 from rollstore.store.journal import JournalView
 from rollstore.store.part import BATCH_BYTES, Part
 from rollstore.store.snapshot import Snapshot, fit
 
+if TYPE_CHECKING:
+    from rollstore.store.store import Store
+
 Ints = npt.NDArray[np.int64]
+Runs = list[tuple[str | None, Iterator[pa.Table]]]
 
 CACHE_BYTES = 256 << 20
 """Decoded batches that are kept, for rows that lie apart in the store and together in the order."""
+
+RUN = {"rollouts": "run_id", "evaluations": "run_id", "uses": "train_run", "actions": "run_id", "tokens": "run_id"}
+"""Table -> the column whose value names the folder. The others are not partitioned."""
+
+_TOGETHER: dict[str, list[list[str]]] = {
+    "rollouts": [["run_id", "step", "group_id"], ["rollout_id"]],
+    "evaluations": [["run_id", "evaluation_id"], ["rollout_id"]],
+    "scores": [["rollout_id"]],
+    "uses": [],
+}
+"""Table -> keys of rows that stand together. Rows of one group share their prompt: apart they take twice the bytes."""
 
 _CHUNK_BYTES, _CHUNK_ROWS = 32 << 20, 4096
 _PLACE = "place"
@@ -126,3 +143,40 @@ def _ranks(index: pa.Table, names: Sequence[str]) -> Ints:
 def _codes(column: pa.ChunkedArray) -> Ints:
     encoded: Any = column.combine_chunks().dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def runs_of(store: Store, snapshot: Snapshot, table: str) -> tuple[pa.Schema, int, Runs]:
+    """The schema of a table, how many rows it has, and those of each run, chunk by chunk."""
+    rows = Rows(snapshot, table)
+    run = RUN.get(table)
+    wanted = {name for key in _TOGETHER[table] for name in key} | {run or "rollout_id"}
+    if table == "rollouts":
+        index = _once(store, snapshot, rows.index(sorted(wanted | {"segment", "written_by", "written_row"})))
+    else:
+        index = rows.index(sorted(wanted))
+    order = together(index, _TOGETHER[table], "segment" if table == "rollouts" else None)
+    found = places(index)[order]
+    if run is None:
+        return rows.schema, len(found), [(None, rows.chunks(found))]
+    lots: Any = index[run].combine_chunks().take(pa.array(order)).dictionary_encode(null_encoding="encode")
+    codes = lots.indices.to_numpy(zero_copy_only=False)
+    names = lots.dictionary.to_pylist()
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    each = np.split(found[np.argsort(codes, kind="stable")], ends) if names else []
+    return rows.schema, len(found), [(name, rows.chunks(one)) for name, one in zip(names, each, strict=True)]
+
+
+def _once(store: Store, snapshot: Snapshot, index: pa.Table) -> pa.Table:
+    """The index without rows that say again what another says."""
+    found = repeats(snapshot)
+    if found.conflicts:
+        shown = ", ".join(f"{id_!r} segment {segment}" for id_, segment in found.conflicts[:3])
+        more = f" and {len(found.conflicts) - 3} more" if len(found.conflicts) > 3 else ""
+        warnings.warn(
+            f"{store.path}: stored with different contents, every row is written: {shown}{more}", stacklevel=2
+        )
+    if not found.left_out.num_rows:
+        return index
+    gone = set(zip(*(found.left_out[name].to_pylist() for name in ("written_by", "written_row")), strict=True))
+    origins = zip(index["written_by"].to_pylist(), index["written_row"].to_pylist(), strict=True)
+    return index.filter(pa.array(np.array([origin not in gone for origin in origins], bool)))

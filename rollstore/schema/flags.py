@@ -27,6 +27,7 @@ FlagKind = Literal[
     "nan_logprob",
     "sampled_id_missing",
     "text_escaped",
+    "text_only",
     "unplaced_logprobs",
 ]
 

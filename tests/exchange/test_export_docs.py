@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
+from rollstore.cli.exchange import To
 from rollstore.exchange import files
+from rollstore.exchange.folder import STAGED
 from rollstore.store.store import open as open_store
 from tests.readers.samples import rollout, write
 
@@ -28,6 +30,8 @@ def test_the_code_of_the_page_runs(
     shown = capsys.readouterr().out
     assert shown.count("2") >= 3
     assert "math-7b" in shown
+    assert "{'rollouts': 2}" in shown
+    assert Path("for-tinker/datums.jsonl").exists()
     assert Path("exported/rollouts/run=math-7b/part-00000.parquet").exists()
     compile(ray, "export.md", "exec")  # run by the tests of the reader itself
     assert str(pc.field("reward") > 0.5)
@@ -35,4 +39,9 @@ def test_the_code_of_the_page_runs(
 
 def test_the_limits_and_names_on_the_page_are_those_of_the_code() -> None:
     assert f"{files.ROW_GROUP_BYTES >> 20} MiB decoded and 2^{files.ROW_GROUP_ITEMS.bit_length() - 1} items" in TEXT
-    assert f"exported.<random>{files.STAGED}" in TEXT
+    assert f"exported.<random>{STAGED}" in TEXT
+
+
+def test_every_format_has_a_row_of_the_table() -> None:
+    for form in To:
+        assert f"| `{form.value}` |" in TEXT, form

@@ -1,0 +1,341 @@
+"""What every import promises: the good rows once, the bad ones aside with a reason, and going on after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import fsspec
+import pytest
+import zstandard
+
+from rollstore.errors import StoreError
+from rollstore.exchange import source
+from rollstore.exchange.intake import BATCH_RECORDS
+from rollstore.exchange.jsonl import import_jsonl
+from rollstore.exchange.source import Lines, expand, opened
+from rollstore.store.store import Store
+from rollstore.store.store import open as open_store
+from tests.exchange.dumps import bytes_tokenizer, read_lines, write_lines
+
+GOOD = {"tokens": [5, 6], "action_mask": [False, True]}
+
+
+def ids_of(store: Store) -> list[str]:
+    return store.scan("rollouts").read_all()["rollout_id"].to_pylist()
+
+
+def test_bad_rows_go_aside_with_line_and_reason_and_the_rest_goes_on(store: Store, tmp_path: Path) -> None:
+    bad = {
+        2: ("not json", "line: wanted JSON, got"),
+        3: ("[1]", "line: wanted a JSON object, got a list of 1"),
+        5: (json.dumps({**GOOD, "tokens": [5]}), "action_mask: wrong_length: tokens has 1 values, got 2 values"),
+        6: (
+            json.dumps({**GOOD, "tokens": [5, "six"]}),
+            "tokens: wrong_type: wanted what JSON has for list<item: int32>",
+        ),
+        8: (json.dumps({**GOOD, "colour": 1}), "colour: unknown_column: wanted a declared name, or x_ in front"),
+        9: (json.dumps({**GOOD, "ending": "over"}), "ending: unknown_enum"),
+        10: ("{}", "tokens: null"),
+        11: (json.dumps({**GOOD, "reward": "NaN"}), "reward: nan"),
+        13: (json.dumps({**GOOD, "rollout_id": "one"}), "rollout_id: wanted an id that is not in the store yet"),
+        14: ('{"tokens": [' + "[" * 3000, "line: wanted JSON"),
+        15: (json.dumps({**GOOD, "tokens": [5, 2**31]}), "tokens: wrong_type"),
+    }
+    lines = [bad[n][0] if n in bad else json.dumps(GOOD) for n in range(1, 17)]
+    lines[3], lines[11] = "", json.dumps({**GOOD, "rollout_id": "one"})
+    file, rejects = write_lines(tmp_path / "dump.jsonl", lines), tmp_path / "bad.jsonl"
+    report = import_jsonl(store, [file], rejects=rejects)
+    total = report.total
+    assert (total.read, total.taken, total.refused, total.present) == (15, 4, 11, 0)
+    assert report.rows == {"rollouts": 4}
+    aside = {entry["row"]: entry for entry in read_lines(rejects)}
+    assert sorted(aside) == sorted(bad)
+    for row, (line, reason) in bad.items():
+        assert reason in aside[row]["reason"]
+        assert (aside[row]["line"], aside[row]["file"]) == (line, str(file))
+    assert sum(report.causes.values()) == 11
+    assert len(set(ids_of(store))) == 4
+    with pytest.raises(StoreError, match=r"bad.jsonl: wanted a new file for refused rows, found one"):
+        import_jsonl(store, [file], rejects=rejects)
+    again = import_jsonl(store, [file], rejects=rejects, resume=True)
+    assert len(read_lines(rejects)) == again.total.refused == 10  # that id is there by now
+    with pytest.raises(StoreError, match=r"dump.jsonl: wanted a new file for refused rows, found one"):
+        import_jsonl(store, [file], rejects=file, resume=True)
+
+
+def test_a_bad_row_in_a_large_batch_takes_only_itself_out(store: Store, tmp_path: Path) -> None:
+    records = [{**GOOD, "rollout_id": str(n)} for n in range(BATCH_RECORDS + 200)]
+    for n in range(100, 350):
+        records[n] = {**GOOD, "rollout_id": str(n), "tokens": [5, -1]}
+    records[400] = {**GOOD, "rollout_id": "400", "logprobs": "none"}
+    report = import_jsonl(store, [write_lines(tmp_path / "a.jsonl", records)], rejects=tmp_path / "bad")
+    assert report.total.refused == 251
+    assert ids_of(store) == [str(n) for n in range(len(records)) if n != 400 and not 100 <= n < 350]
+    assert sorted(entry["row"] for entry in read_lines(tmp_path / "bad")) == sorted([*range(101, 351), 401])
+
+
+def test_a_second_import_is_refused_row_by_row_and_one_that_resumes_finds_everything_there(
+    store: Store, tmp_path: Path
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [GOOD, {**GOOD, "rollout_id": "named"}, "broken"])
+    assert import_jsonl(store, [file]).total.taken == 2
+    again = import_jsonl(store, [file])
+    assert (again.total.taken, again.total.refused) == (0, 3)
+    resumed = import_jsonl(store, [file], resume=True)
+    assert (resumed.total.taken, resumed.total.present, resumed.total.refused) == (0, 2, 1)
+    assert len(ids_of(store)) == 2
+
+
+def test_an_id_that_is_made_is_the_files_wherever_it_lies_and_however_it_is_packed(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [GOOD, GOOD])
+    (tmp_path / "elsewhere").write_bytes(gzip.compress(file.read_bytes()))
+    other = write_lines(tmp_path / "b.jsonl", [GOOD, GOOD, GOOD])
+    found = []
+    for n, path in enumerate((file, tmp_path / "elsewhere", other)):
+        store = open_store(tmp_path / str(n), create=True)
+        import_jsonl(store, [path])
+        found.append(ids_of(store))
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 2
+    assert not set(found[0]) & set(found[2])
+    assert found[0][1].startswith("jsonl-")
+    assert found[0][1].endswith("-2")
+
+
+KILLS = {
+    "before a flush": "flush = Writer.flush\ndef die(self, **k):\n calls.append(1)\n"
+    " if len(calls) == at: kill()\n return flush(self, **k)\nWriter.flush = die",
+    "after a flush": "flush = Writer.flush\ndef die(self, **k):\n flush(self, **k)\n calls.append(1)\n"
+    " if len(calls) == at: kill()\nWriter.flush = die",
+    "in the middle of a write": "pwrite = os.pwrite\ndef die(fd, data, place):\n calls.append(1)\n"
+    " if len(calls) == at: pwrite(fd, data[: len(data) // 2], place); kill()\n"
+    " return pwrite(fd, data, place)\nos.pwrite = die",
+}
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_a_killed_import_goes_on_and_every_row_is_there_once(when: str, tmp_path: Path) -> None:
+    count = 5 * BATCH_RECORDS
+    rollouts = [{**GOOD, "tokens": [5, n]} | ({"rollout_id": f"r{n}"} if n % 2 else {}) for n in range(count)]
+    # Scores may stand there several times over, on purpose: how often they do is what counts.
+    scores = [{"rollout_id": f"r{n % 7}", "scorer": "judge", "value": 1.0} for n in range(count)]
+    write_lines(tmp_path / "in" / "rollouts.jsonl", rollouts)
+    write_lines(tmp_path / "in" / "scores.jsonl", scores)
+    code = (
+        "import os, signal, sys, rollstore\nfrom rollstore.exchange.jsonl import import_jsonl\n"
+        "from rollstore.writers.writer import Writer\ncalls, at = [], int(sys.argv[3])\n"
+        f"def kill(): os.kill(os.getpid(), signal.SIGKILL)\n{KILLS[when]}\n"
+        "store = rollstore.open(sys.argv[1], create=True)\nimport_jsonl(store, [sys.argv[2]], resume=at < 5)"
+    )
+    arguments = [sys.executable, "-c", code, str(tmp_path / "store"), str(tmp_path / "in")]
+    for at in ("5", "3"):  # the one that goes on is killed as well
+        killed = subprocess.run([*arguments, at], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert killed.returncode == -signal.SIGKILL
+    store = open_store(tmp_path / "store")
+    before = store.info().tables
+    assert 0 < sum(table.rows for table in before.values()) < 2 * count
+    report = import_jsonl(store, [tmp_path / "in"], resume=True)
+    assert report.total.taken + report.total.present == 2 * count
+    assert report.total.present >= BATCH_RECORDS
+    held = store.scan("rollouts").read_all()
+    assert sorted(row[1] for row in held["tokens"].to_pylist()) == list(range(count))
+    assert len(set(held["rollout_id"].to_pylist())) == count
+    assert store.scan("scores").read_all().num_rows == count
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor(write_checksum=True).compress])
+def test_of_a_file_that_was_cut_short_the_whole_lines_are_taken_and_it_is_said(
+    pack: Callable[[bytes], bytes], store: Store, tmp_path: Path
+) -> None:
+    letters = random.Random(0)
+    lines = "".join(
+        json.dumps({**GOOD, "metadata": {"noise": letters.randbytes(3000).hex()}}) + "\n" for _ in range(200)
+    )
+    whole = pack(lines.encode())
+    (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "flipped").write_bytes(whole[: len(whole) // 2] + b"\x00" * 64 + whole[len(whole) // 2 + 64 :])
+    after = write_lines(tmp_path / "after.jsonl", [{**GOOD, "rollout_id": "after"}])
+    report = import_jsonl(store, [tmp_path / "cut", tmp_path / "flipped", after], rejects=tmp_path / "bad")
+    cut, flipped, last = report.files.values()
+    assert 0 < cut.taken < 200
+    assert cut.refused == 1
+    assert flipped.refused >= 1
+    assert last.taken == 1
+    said = read_lines(tmp_path / "bad")[0]
+    assert (said["row"], said["reason"]) == (
+        None,
+        f"{tmp_path / 'cut'}: wanted a whole compressed file, but it ends in the middle",
+    )
+
+
+def test_a_line_that_is_too_long_is_refused_and_never_held(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "LINE_BYTES", 1000)
+    file = write_lines(tmp_path / "a.jsonl", [GOOD, '{"tokens": "' + "x" * 300_000 + '"}', GOOD, "y" * 200_000])
+    report = import_jsonl(store, [file], rejects=tmp_path / "bad")
+    assert (report.total.taken, report.total.refused) == (2, 2)
+    assert [entry["row"] for entry in read_lines(tmp_path / "bad")] == [2, 4]
+
+
+def test_lines_are_the_same_however_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"\n".join(b"x" * n for n in range(40)) + b"\n\nlast")
+    found = []
+    for size in (1, 2, 7, 1 << 16):
+        monkeypatch.setattr(source, "_READ", size)
+        with opened(str(file)) as held:
+            found.append(list(Lines(held, "a")))
+    assert found[0] == found[1] == found[2] == found[3]
+    assert [number for number, _ in found[0]] == [*range(2, 41), 42]
+
+
+def test_files_are_taken_from_urls_folders_and_patterns_in_the_order_a_person_means(
+    store: Store, tmp_path: Path
+) -> None:
+    for step in (10, 9, 100):
+        write_lines(tmp_path / f"{step}.jsonl", [{**GOOD, "rollout_id": str(step)}])
+    write_lines(tmp_path / "later" / "1.jsonl", [{**GOOD, "rollout_id": "below"}])
+    (tmp_path / "notes.txt").write_text("no rows", encoding="utf-8")
+    memory = fsspec.filesystem("memory")
+    for name in ("one", "two"):
+        memory.pipe(f"/imports/{name}.jsonl", json.dumps({**GOOD, "rollout_id": name}).encode())
+    report = import_jsonl(store, [tmp_path, "memory://imports/*.jsonl"])
+    assert ids_of(store) == ["9", "10", "100", "below", "one", "two"]
+    assert len(report.files) == 6
+    with pytest.raises(FileNotFoundError):
+        import_jsonl(store, [tmp_path / "nothing"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="wanted files ending in"):
+        expand([tmp_path / "empty"], (".jsonl",))
+
+
+def test_a_run_is_given_to_rows_that_have_none_and_is_never_overwritten(store: Store, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [GOOD, {**GOOD, "run_id": "own"}])
+    import_jsonl(store, [file], run="given")
+    assert store.scan("rollouts").read_all()["run_id"].to_pylist() == ["given", "own"]
+
+
+def test_a_type_that_a_callers_column_cannot_have_refuses_the_row_and_not_the_import(
+    store: Store, tmp_path: Path
+) -> None:
+    values = [1, 2, None, "three", 4]
+    records = [GOOD if value is None else {**GOOD, "x_count": value} for value in values]
+    import_jsonl(store, [write_lines(tmp_path / "first.jsonl", [{**GOOD, "x_count": 0}])])
+    report = import_jsonl(store, [write_lines(tmp_path / "a.jsonl", records)])
+    assert (report.total.taken, report.total.refused) == (4, 1)
+    assert list(report.causes) == ["x_count: wrong_type: wanted what JSON has for int64"]
+
+
+def test_a_name_that_a_callers_column_cannot_have_refuses_the_row_and_not_the_import(
+    store: Store, tmp_path: Path
+) -> None:
+    records = [{**GOOD, "rollout_id": str(n)} | ({"x_a-b": 1} if n % 3 == 1 else {}) for n in range(20)]
+    report = import_jsonl(store, [write_lines(tmp_path / "a.jsonl", records)], rejects=tmp_path / "bad")
+    assert (report.total.taken, report.total.refused) == (13, 7)
+    assert ids_of(store) == [str(n) for n in range(20) if n % 3 != 1]
+    assert "x_a-b: unknown_column" in read_lines(tmp_path / "bad")[0]["reason"]
+
+
+# A mapping file.
+
+MAPPING = """
+[columns]
+rollout_id = "uid"
+prompt_tokens = "input.ids"
+response_tokens = "output.ids"
+response_mask = "output.mask"
+response_logprobs = "output.logprobs"
+reward = "info.scores.0"
+step = "step"
+x_length = "length"
+"metadata.source" = "source"
+
+[constants]
+logprob_kind = "behavior"
+run_id = "theirs"
+"""
+
+
+def test_a_mapping_names_their_fields_and_what_a_row_lacks_is_null(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "fields.toml").write_text(MAPPING, encoding="utf-8")
+    output = {"ids": [3, 4, 5], "mask": [1, 0, 1], "logprobs": [-0.5, 0.0, None]}
+    whole = {
+        "uid": "a", "input": {"ids": [1, 2]}, "output": output, "info": {"scores": [0.25]}, "step": 7, "length": 3,
+        "source": {"name": "half a pair: \ud83d"}, "unnamed": 1,
+    }  # fmt: skip
+    bare = {"input": {"ids": [1]}, "output": {"ids": [3]}, "info": {"scores": []}}
+    bad = [
+        {**whole, "uid": "b", "output": {"ids": [3], "mask": [2]}},
+        {**whole, "uid": "c", "output": {"ids": "text"}},
+        {**whole, "uid": "d", "output": {"ids": [3], "logprobs": [0.0, 0.0]}},
+        {**whole, "uid": 1.5, "output": {"ids": [3]}},
+        {"uid": "e"},
+    ]
+    file = write_lines(tmp_path / "a.jsonl", [whole, bare, *bad])
+    report = import_jsonl(store, [file], mapping=tmp_path / "fields.toml", rejects=tmp_path / "bad")
+    assert (report.total.taken, report.total.refused) == (2, 5), read_lines(tmp_path / "bad")
+    made = store.get("a", segment=0)
+    assert (made.tokens.tolist(), made.action_mask.tolist()) == ([1, 2, 3, 4, 5], [False, False, True, False, True])
+    assert (made.logprobs.to_list(), made.logprob_kind) == ([-0.5, None], "behavior")
+    assert (made.reward, made.reward_status, made.step, made.run_id) == (0.25, "scored", 7, "theirs")
+    assert (made.extra, made.metadata) == ({"x_length": 3}, {"source": {"name": "half a pair: \ud83d"}})
+    assert [(span.role, span.start, span.length) for span in made.spans] == [
+        ("prompt", 0, 2), ("assistant", 2, 1), (None, 3, 1), ("assistant", 4, 1),
+    ]  # fmt: skip
+    other = store.get(next(id_ for id_ in ids_of(store) if id_ != "a"), segment=0)
+    assert (other.reward, other.logprobs, other.step, other.weight_versions, other.ending) == (None,) * 5
+
+
+def test_ids_that_are_numbers_verdicts_and_times_fit_their_columns(store: Store, tmp_path: Path) -> None:
+    text = '[columns]\nresponse_tokens = "r"\nprompt_tokens = "p"\nrollout_id = "id"\nreward = "ok"\n'
+    (tmp_path / "fields.toml").write_text(text + 'started_at = "at"\nmessages = "said"\n', encoding="utf-8")
+    record = {"p": [1], "r": [2], "id": 2**60 + 1, "ok": True, "at": "2026-01-02T03:04:05+01:00", "said": [{"a": 1}]}
+    others = [{**record, "id": 8, "at": 1.5}, {**record, "id": 9, "at": "2026-01-02T03:04:05"}, {**record, "at": "x"}]
+    file = write_lines(tmp_path / "a.jsonl", [record, *others])
+    report = import_jsonl(store, [file], mapping=tmp_path / "fields.toml")
+    assert (report.total.taken, report.total.refused) == (2, 2)
+    made = store.get(str(2**60 + 1), segment=0)
+    assert (made.reward, made.messages) == (1.0, '[{"a": 1}]')
+    assert made.started_at == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
+    assert store.get("8", segment=0).started_at == datetime(1970, 1, 1, 0, 0, 1, 500000, UTC)
+
+
+def test_a_mapping_to_texts_needs_a_tokenizer_and_makes_no_actions(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "fields.toml").write_text('[columns]\nprompt_text = "q"\nresponse_text = "a"\n', encoding="utf-8")
+    file = write_lines(tmp_path / "a.jsonl", [{"q": "hi", "a": "you"}])
+    with pytest.raises(ValueError, match=r"jsonl: wanted a tokenizer \(--tokenizer PATH\)"):
+        import_jsonl(store, [file], mapping=tmp_path / "fields.toml")
+    import_jsonl(store, [file], mapping=tmp_path / "fields.toml", tokenizer=bytes_tokenizer())
+    made = store.get(ids_of(store)[0], segment=0)
+    assert not made.action_mask.any()
+    assert [(span.origin, span.role) for span in made.spans] == [("synthetic", "prompt"), ("synthetic", "assistant")]
+    assert ("text_only", "tokens") in [(flag.kind, flag.column) for flag in made.flags]
+    assert json.loads(made.messages)[0] == {"role": "prompt", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[columns", "wanted TOML"),
+        ('[rows]\na = "b"', "wanted the tables columns and constants, got 'rows'"),
+        ('[columns]\ntokens = "a"', "wanted tokens and action_mask, or response_tokens, or response_text, got tokens"),
+        ('[columns]\nresponse_tokens = "a"\ncolour = "b"', "colour: wanted a column of rollouts"),
+        ('[columns]\nresponse_tokens = "a"\nspans = "b"', "spans: wanted a column of rollouts"),
+        ("[columns]\nresponse_tokens = 3", "response_tokens: wanted the name of a field, got 3"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_refused_at_once(text: str, said: str, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "fields.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"fields\.toml: ") as error:
+        import_jsonl(store, [write_lines(tmp_path / "a.jsonl", [])], mapping=tmp_path / "fields.toml")
+    assert said in str(error.value)
