@@ -28,6 +28,10 @@ from rollstore.schema import Rollout
 LEAST_TOLERANCE = 1e-3
 MOST_TOLERANCE = 0.1
 
+NARROW = {"bfloat16": (0.25, 0.5), "float16": (0.03, 0.1)}
+"""The same two where an output layer is of a narrow dtype: logits between 16 and 32 are 1/8 and 1/64 apart there, and
+both candidates' may move by one such step; by two, where what comes before moves too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -74,8 +78,9 @@ def compare(
     """Compares two records of one segment, a before b.
 
     `tolerance` [nats] is how far a margin may be moved by rounding; by default four times the largest log-prob
-    difference over the common part, held within 0.001 and 0.1. `token_logprobs` are scores of all tokens [T] of both
-    (position 0 has none: NaN), for judging the prompt. Raises ValueError when the two are different segments.
+    difference over the common part, held within 0.001 and 0.1, or within 0.25 and 0.5 where an engine says that its
+    output layer, or its weights, are bfloat16 (0.03 and 0.1: float16). `token_logprobs` are scores of all tokens [T] of
+    both (position 0 has none: NaN), for judging the prompt. Raises ValueError when the two are different segments.
     """
     if a.segment != b.segment:
         raise ValueError(f"b: wanted segment {a.segment} as in a, got {b.segment}")
@@ -85,7 +90,8 @@ def compare(
     status, deltas = _logprob_differences(a, b, actions)
     largest = float(deltas.max()) if len(deltas) else None
     if tolerance is None:
-        tolerance = min(max(4 * (largest or 0.0), LEAST_TOLERANCE), MOST_TOLERANCE)
+        least, most = _rounding(a, b)
+        tolerance = min(max(4 * (largest or 0.0), least), most)
     first = None if position is None else _first(a, b, position, actions, tolerance)
     at = position if position is not None else (_last_action(a) or 0)
     index = first.action if first is not None else max(0, actions - 1)
@@ -104,6 +110,16 @@ def compare(
         conditions=found,
         explanations=() if first is None else explanations(found, verdict, contradicted=first.contradicted),
     )
+
+
+def _rounding(*runs: Rollout) -> tuple[float, float]:
+    """How far rounding moves a margin at least and at most, by the narrowest dtype that a run says it has."""
+    found = [(LEAST_TOLERANCE, MOST_TOLERANCE)]
+    for run in runs:
+        numerics = None if run.engine is None else run.engine.numerics
+        dtype = None if numerics is None else numerics.lm_head or numerics.weights
+        found.append(NARROW.get((dtype or "").removeprefix("torch."), found[0]))
+    return max(found)
 
 
 def first_difference(a: NDArray[Any], b: NDArray[Any]) -> int | None:

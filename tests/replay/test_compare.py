@@ -12,7 +12,7 @@ import pytest
 from rollstore.replay import compare, noise
 from rollstore.replay.conditions import Explanation
 from rollstore.replay.difference import Odds, judge
-from rollstore.schema import Engine, Heads, Known, Rollout, Sampler, Span
+from rollstore.schema import Engine, Heads, Known, Numerics, Rollout, Sampler, Span
 
 SAMPLER = Sampler(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -200,6 +200,23 @@ def test_without_heads_the_verdict_is_unknown_and_not_real() -> None:
     assert found.first is not None
     assert found.first.gap is None
     assert by_name(found.explanations)["arithmetic"].status == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("numerics", "verdict"),
+    [
+        (Numerics(weights="float32"), "real"),
+        (Numerics(weights="bfloat16"), "near_tie"),
+        (Numerics(weights="torch.bfloat16", lm_head="float32"), "real"),
+        (Numerics(weights="float16"), "real"),
+        (None, "real"),
+    ],
+)
+def test_a_margin_of_one_step_of_bfloat16_logits_is_a_near_tie_under_bfloat16_alone(
+    numerics: Numerics | None, verdict: str
+) -> None:
+    a, b = h32({17: -0.75, 23: -0.87}, engine=Engine(name="transformers", numerics=numerics))
+    assert compare(a, b).verdict == verdict
 
 
 def odds(margin: float) -> Odds:
