@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup model demo test check bench spec engines test-engines test-llamacpp clean
+.PHONY: setup model browser demo test check docs bench spec engines test-engines test-llamacpp clean
 
 setup: $(VENV)/.ready
 
@@ -28,8 +29,19 @@ demo: model
 	$(BIN)/python -m examples.demo
 
 # Two processes of one thread each: torch's own threads slow small models down when several processes share the cores.
-test: model
+test: model $(if $(filter true,$(CI)),browser)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The pages of `rollstore view` are tested in a real Chromium. Without one those tests are skipped, but with CI=true.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name > /dev/null && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+	else \
+		echo "no Chromium found: install your system's package (Debian: chromium) to test the pages of view"; \
+	fi
 
 # vLLM pins many packages, so it has an environment of its own (about 2.5 GB).
 VLLM := .venv-vllm
@@ -73,6 +85,10 @@ check: setup
 	$(BIN)/python -m rollstore.cli.reference --check
 	$(BIN)/python -m pytest tests/test_architecture.py
 
+# The documentation, as pages in site/. They load nothing from another server; `make test` builds them too.
+docs: setup
+	$(BIN)/mkdocs build --strict
+
 # What is generated from the declarations and from the command line.
 spec: setup
 	$(BIN)/python -m rollstore.schema.render
@@ -85,4 +101,4 @@ bench: model
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

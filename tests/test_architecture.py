@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "readers": {"errors", "schema", "store", "batch", "usable"},
     "losses": {"errors", "schema", "batch", "usable"},
     "replay": {"errors", "schema", "store", "batch", "usable", "readers", "losses"},
-    "exchange": {"errors", "schema", "store", "readers"},
+    "exchange": {"errors", "schema", "store", "readers", "writers", "replay"},
     "diagnose": {"errors", "schema", "store", "readers", "replay"},
     "testing": {"errors", "schema", "store", "writers"},
+    "view": {"errors", "schema", "store", "readers", "replay", "cli"},
     "cli": {
         "errors",
         "schema",
@@ -56,9 +57,10 @@ ONLY_IN = {
         "readers/prefix.py",
         "writers/transformers.py",
         "writers/trl.py",
+        "exchange/slime.py",
     ),
     "transformers": ("replay/samplers/transformers.py", "writers/transformers.py", "replay", "cli"),
-    "fsspec": ("store/objects.py",),
+    "fsspec": ("store/objects.py", "exchange/source.py"),
     "typer": ("cli",),
     "rich": ("cli",),
     "vllm": ("writers/vllm", "replay/samplers/vllm.py"),
@@ -66,7 +68,10 @@ ONLY_IN = {
     "matplotlib": ("diagnose/plots.py",),
     "numba": ("replay/noise_numba.py",),
     "pandas": (),
-    "datasets": (),
+    "datasets": ("exchange/datasets.py",),
+    "lance": ("exchange/lance.py",),
+    "atif": (),
+    "tinker": (),
     "trl": ("writers/trl.py",),
     "starlette": ("writers/gateway",),
     "uvicorn": ("writers/gateway",),
@@ -75,8 +80,9 @@ ONLY_IN = {
 }
 """Third-party package -> the only places that may import it."""
 
-CALLED_LATER = {("store/store.py", "writers")}
-"""Imports inside a function that run back up the picture, on purpose: Store.writer makes a Writer."""
+CALLED_LATER = {("store/store.py", "writers"), ("cli/view.py", "view")}
+"""Imports inside a function that run back up the picture, on purpose: Store.writer makes a Writer, and the command
+`view` begins the pages, which show what the command line reads of a rollout."""
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:

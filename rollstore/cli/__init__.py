@@ -1,63 +1,75 @@
-"""The command line. `main` runs it; every command imports what it needs when it runs."""
+"""The command line. `main` runs it; every command imports what it needs when it runs.
+
+Nothing slow is imported here: what is, `main` loads where an interrupt ends in silence.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import typer
+if TYPE_CHECKING:
+    from rollstore.cli.application import app
 
-from rollstore import __version__
-from rollstore.cli import (
-    check_tokens,
-    console,
-    data,
-    exchange,
-    gate,
-    gateway,
-    look,
-    migrate,
-    mismatch,
-    query,
-    replay,
-    upkeep,
-)
-from rollstore.cli.failure import BAD_USE, Commands
-from rollstore.schema import VERSION
+__all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="rollstore",
-    cls=Commands,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-)
-for commands in (data, query, upkeep, migrate, exchange, replay, mismatch, gate, gateway, look, check_tokens):
-    app.add_typer(commands.app)
+_INTERRUPTED = 130  # as `failure.INTERRUPTED`, whose module takes typer with it
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        console.emit(f"rollstore {__version__}, schema {VERSION}")
-        raise typer.Exit
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rollstore.cli.application import app
 
-
-@app.callback(epilog="Exit status: 0 done, 1 the check failed, 2 bad use. Errors are one line on stderr.")
-def _top(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", metavar="", help="Say which version this is.", is_eager=True, callback=_version)
-    ] = False,
-) -> None:
-    """The record and the store for language-model rollouts."""
-    if context.invoked_subcommand is None:
-        with contextlib.redirect_stdout(sys.stderr):  # bad use leaves stdout empty
-            print(context.get_help())
-        raise typer.Exit(BAD_USE)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line (that of the process by default). Leaves through SystemExit with the exit status."""
-    typer.main.get_command(app).main(None if arguments is None else list(arguments), prog_name="rollstore")
+    _open_what_is_closed()
+    with _silent_interrupt():
+        import typer
+
+        from rollstore.cli.application import app
+
+        command = typer.main.get_command(app)
+    command.main(None if arguments is None else list(arguments), prog_name="rollstore")
+
+
+def _open_what_is_closed() -> None:
+    """Point a standard stream that the process came without at nothing.
+
+    Else Python has None there, and the next file that is opened would get the stream's number, and what is written to
+    the stream by a library.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 # stands in until the process ends
+            setattr(sys, name, stream)
+
+
+@contextmanager
+def _silent_interrupt() -> Generator[None]:
+    """While the block runs, Ctrl-C ends the process at once. An exception could be swallowed, or turned into another,
+    in the middle of an import; and there is nothing yet to put in order."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or the caller's own
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    except ValueError:  # not the main thread, which is the one that gets signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

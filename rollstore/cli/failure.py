@@ -7,7 +7,8 @@
 * 70: a defect of rollstore, with its traceback.
 * 130: interrupted. 141: the reader of the pipe went away.
 
-With `ROLLSTORE_TRACEBACK` set, the line comes with the traceback.
+With `ROLLSTORE_TRACEBACK` set, the line comes with the traceback. A stream that is closed from the start (`>&-`) takes
+what is written to it, as /dev/null does.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _expected(error: Exception) -> bool:
     if isinstance(error, RollstoreError | OSError):
         return True
     module = type(error).__module__
-    if module in ("duckdb", "_duckdb"):
+    if module in ("duckdb", "duckdb.duckdb", "_duckdb"):  # it has moved
         return True
     return isinstance(error, ValueError | TypeError | KeyError | ImportError) and _raised_by_us(error)
 
@@ -102,12 +103,23 @@ def _raised_by_us(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and not os.path.isabs(str(error.filename or "")) and _nowhere():
+        return f"{error.filename or 'a relative path'}: wanted a working folder to start from, got one that is gone"
     if isinstance(error, OSError) and not isinstance(error, RollstoreError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     # A database points at the place in the query on further lines; the sentences before it say what is wrong.
     text = text.split("\n\nLINE ")[0]
     return " ".join(line.strip() for line in text.splitlines() if line.strip()) or type(error).__name__
+
+
+def _nowhere() -> bool:
+    """Whether the working folder was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _say(message: str) -> None:

@@ -111,7 +111,9 @@ def stats(
     follow: Annotated[
         bool, typer.Option("--follow", metavar="", help="Say it again whenever the store has grown.")
     ] = False,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How often --follow looks.")] = 5.0,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="How often --follow looks.")
+    ] = 5.0,
     memory: Memory = "512MB",
     as_json: AsJson = False,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import sys
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _BATCH_ROWS = 10_000
+_QUERIES = {"SELECT", "EXPLAIN", "EXECUTE"}
+"""Kinds of statements that are there for their answer."""
 
 
 class Format(StrEnum):
@@ -89,9 +90,11 @@ def sql(
 
     The views are rollouts, tokens, actions, spans, scores, evaluations, uses and groups.
     Unless allowed, a query sees the store and nothing else: no files, no network, no extensions, no settings.
+    Statements with ; between them run in order. Only the last may have an answer; two queries are refused.
 
     What Arrow has no type for (bit, bignum, a time with a zone, ...) is text, as DuckDB writes it; so are, but for
     --format arrow, dates and times out of the ordinary: infinite, outside the years 1 to 9999, with nanoseconds.
+    In csv an empty cell is null and "" is empty text; of one column both are "", since readers skip empty lines.
     In a pipe or a file, csv and arrow hold the text of a model as it is, control characters included; on a terminal
     csv has them written out, as \\x1b. The other formats write them out everywhere.
     """
@@ -121,10 +124,10 @@ class Answer(NamedTuple):
 
 
 def ask(connection: DuckDBPyConnection, query: str, **given: Any) -> Answer:
-    """The answer of a query (of the last one, if there are several). `given` fill its $names.
+    """The answer of a query, before which other statements may stand. `given` fill its $names.
 
     Ctrl-C stops it: DuckDB computes in a thread of its own, since a signal is not seen while it computes in this one.
-    Raises ValueError for a statement without an answer, duckdb.Error for what DuckDB refuses.
+    Raises ValueError for a statement without an answer and for two queries, duckdb.Error for what DuckDB refuses.
     """
     worker = ThreadPoolExecutor(1)
 
@@ -142,6 +145,12 @@ def ask(connection: DuckDBPyConnection, query: str, **given: Any) -> Answer:
             raise
 
     def begin() -> pa.RecordBatchReader:
+        statements = connection.extract_statements(query)
+        for n, statement in enumerate(statements[:-1], 1):
+            if statement.type.name in _QUERIES:
+                raise ValueError(
+                    f"sql: wanted one query, the last statement; statement {n} of {len(statements)} is one too"
+                )
         relation = connection.sql(query, params=given or None)
         if relation is None:  # pyright: ignore[reportUnnecessaryComparison] # duckdb's types leave it out
             raise ValueError("sql: wanted a query, got a statement without an answer")
@@ -187,20 +196,16 @@ def as_table(out: Console, answer: Answer, limit: int) -> None:
 
 
 def as_csv(answer: Answer) -> None:
-    """Write RFC 4180 rows with a header: null is empty, lists and structs are JSON. A terminal gets escapes."""
+    """Write RFC 4180 rows with a header: null is an empty cell, lists and structs are JSON. A terminal gets escapes."""
     buffer = io.StringIO()
-    # Python before 3.13 quotes a carriage return only where lines end with one: they are cut down to "\n" here.
-    writer = csv.writer(buffer, lineterminator="\r\n")
+    alone = len(answer.schema.names) == 1
 
-    def write(cells: list[str]) -> None:
-        writer.writerow(cells)
-        buffer.seek(buffer.tell() - 2)
-        buffer.write("\n")
-        buffer.truncate()
+    def write(cells: list[str | None]) -> None:
+        buffer.write(",".join(_quoted("" if alone and cell is None else cell) for cell in cells) + "\n")
 
     write(answer.schema.names)
     for n, row in enumerate(rows(answer), 1):
-        write(["" if value is None else _cell(value) for value in row])
+        write([None if value is None else _cell(value) for value in row])
         if n % _BATCH_ROWS == 0:
             _flush(buffer)
     _flush(buffer)
@@ -245,8 +250,8 @@ def _short(value: Any, type_: pa.DataType) -> str:
     """A value for a person: single precision without the digits of a double, structs without what is null."""
     if value is None:
         return "null"
-    if pa.types.is_float32(type_):
-        return str(np.float32(value))
+    if pa.types.is_floating(type_):
+        return str(np.float32(value) if pa.types.is_float32(type_) else value)
     if pa.types.is_list(type_):
         return f"[{', '.join(_short(item, type_.value_type) for item in value)}]"
     if pa.types.is_struct(type_):
@@ -258,6 +263,13 @@ def _short(value: Any, type_: pa.DataType) -> str:
 def _cell(value: Any) -> str:
     simple = plain(value)
     return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def _quoted(cell: str | None) -> str:
+    """A cell of CSV. Null is nothing at all, the empty text a pair of quotes."""
+    if cell is None:
+        return ""
+    return '"' + cell.replace('"', '""') + '"' if not cell or any(sign in cell for sign in ',"\r\n') else cell
 
 
 def _flush(buffer: io.StringIO) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from rollstore.cli import app, document, failure
+from rollstore.cli import app, defaults, document, failure
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -32,7 +32,8 @@ def reference() -> str:
         "`csv` and `arrow` hold every character as it was stored, so that they read back exactly. On a terminal `csv`",
         "has them written out too, and `arrow` is refused.",
         "",
-        "`rollstore --install-completion` teaches bash, zsh or fish to complete commands and options.",
+        "`rollstore --install-completion` teaches bash, zsh or fish to complete commands, options and their words;",
+        "`--show-completion` prints the script, to put where one's shell reads such.",
         "",
         "| command | |",
         "|---|---|",
@@ -41,6 +42,9 @@ def reference() -> str:
         "## Exit status",
         "",
         *_paragraphs(failure.__doc__),
+        "## Defaults",
+        "",
+        *_paragraphs(defaults.__doc__),
         "## JSON",
         "",
         *_paragraphs(document.__doc__),

@@ -208,8 +208,11 @@ def _keep(rules: list[str]) -> Keep:
         if rule.startswith("run="):
             runs.append(rule.removeprefix("run="))
         elif (found := re.fullmatch(r"(\d+(?:\.\d+)?)([dh])", rule)) and age is None:
-            age = timedelta(hours=float(found[1]) * (24 if found[2] == "d" else 1))
-        elif (found := re.fullmatch(r"version=(-?\d+)?(\.\.)?(-?\d+)?", rule)) and versions is None:
+            try:
+                age = timedelta(hours=float(found[1]) * (24 if found[2] == "d" else 1))
+            except OverflowError:
+                raise typer.BadParameter(f"wanted an age of at most {timedelta.max.days}d, got {rule!r}") from None
+        elif (found := re.fullmatch(r"version=(-?\d{1,99})?(?:(\.\.)(-?\d{1,99})?)?", rule)) and versions is None:
             first, last = (None if end is None else int(end) for end in (found[1], found[3]))
             versions = (first, first if not found[2] else last)
         else:
@@ -222,7 +225,7 @@ def _keep(rules: list[str]) -> Keep:
 
 def _origin(text: str) -> tuple[str, int]:
     name, _, row = text.rpartition(":")
-    if not name or not row.isdecimal():
+    if not name or not re.fullmatch(r"\d{1,18}", row):
         raise typer.BadParameter(f"wanted a row's written_by and written_row as PART:ROW, got {text!r}")
     return name, int(row)
 

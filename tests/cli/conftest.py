@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from tests.cli import story
 
 @pytest.fixture(autouse=True)
 def a_pipe_of_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs the tests may have said how wide its own terminal is."""
+    """What runs the tests may have said how wide its own terminal is, and what its own defaults are."""
     monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("ROLLSTORE_CONFIG", os.devnull)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import signal
 import threading
@@ -61,6 +62,56 @@ def test_csv_reads_back(shown_store: str, run: Run) -> None:
     query = "select * from (values (1, 'a,\"b\"' || chr(10), [1.5, null]), (null, '', [])) t(n, s, l)"
     rows = list(csv.reader(io.StringIO(run("sql", shown_store, query, "--format", "csv").stdout)))
     assert rows == [["n", "s", "l"], ["1", 'a,"b"\n', "[1.5, null]"], ["", "", "[]"]]
+
+
+ODD = """
+    select null::varchar as n, '' as e, 'nan'::double as f, '-inf'::float as i, 'a\\x00'::blob as b,
+        [1.5, null, 'inf'::double] as l, {'x': null, 'y': [true]} as s, map {'k': 1} as m
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        (
+            "csv",
+            'n,e,f,i,b,l,s,m\n,"",NaN,-Infinity,YQA=,'
+            '"[1.5, null, ""Infinity""]","{""x"": null, ""y"": [true]}","{""k"": 1}"\n',
+        ),
+        (
+            "markdown",
+            "| n | e | f | i | b | l | s | m |\n" + "| --- " * 8 + "|\n"
+            '|  |  | NaN | -Infinity | YQA= | [1.5, null, "Infinity"] | {"x": null, "y": [true]} | {"k": 1} |\n',
+        ),
+        (
+            "json",
+            '[\n  {"n": null, "e": "", "f": "NaN", "i": "-Infinity", "b": "YQA=", "l": [1.5, null, "Infinity"], '
+            '"s": {"x": null, "y": [true]}, "m": {"k": 1}}\n]\n',
+        ),
+        (
+            "table",
+            "n     e    f     i  b     l                 s            m\n"
+            'null     nan  -inf  YQA=  [1.5, null, inf]  {y: [true]}  {"k": 1}\n1 row\n',
+        ),
+    ],
+)  # fmt: skip
+def test_null_and_odd_values_in_every_text_format(form: str, shown: str, shown_store: str, run: Run) -> None:
+    assert run("sql", shown_store, ODD, "--format", form).stdout == shown
+
+
+def test_null_and_odd_values_stay_what_they_are_in_arrow(shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, ODD, "--format", "arrow")
+    row = pa.ipc.open_stream(result.stdout_bytes).read_all().to_pylist()[0]
+    assert str(row.pop("f")) == "nan"
+    assert row == {
+        "n": None, "e": "", "i": -math.inf, "b": b"a\x00", "l": [1.5, None, math.inf], "s": {"x": None, "y": [True]},
+        "m": [("k", 1)],
+    }  # fmt: skip
+
+
+def test_a_column_alone_has_no_empty_lines_in_csv(shown_store: str, run: Run) -> None:
+    shown = run("sql", shown_store, "from (values ('a'), (null), ('')) t(s)", "--format", "csv").stdout
+    assert shown == 's\na\n""\n""\n'
 
 
 EXTREMES = (
@@ -152,6 +203,20 @@ def test_a_query_comes_from_a_file_or_from_stdin(shown_store: str, run: Run, tmp
     missing = run("sql", shown_store, "-f", str(tmp_path / "none.sql"))
     assert missing.exit_code == 2
     assert re.fullmatch(r"rollstore: .*none\.sql: No such file or directory\n", missing.stderr)
+
+
+@pytest.mark.parametrize("first", ["select 1", "from rollouts", "explain select 1", "with a as (select 1) from a"])
+def test_two_queries_are_refused_and_not_only_the_last_answered(first: str, shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, f"{first}; select 2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "rollstore: sql: wanted one query, the last statement; statement 1 of 2 is one too\n"
+
+
+@pytest.mark.parametrize("query", ["", " ", " -- nothing"])
+def test_what_has_no_answer_is_refused(query: str, shown_store: str, run: Run) -> None:
+    result = run("sql", shown_store, query, "--no-sandbox")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("rollstore: sql: wanted a query, got ")
 
 
 @pytest.mark.parametrize(
