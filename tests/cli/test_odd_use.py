@@ -211,7 +211,6 @@ def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
         ('$ROLLSTORE info "$1" >&-', 0, 0),
         ('$ROLLSTORE ls "$1" --json >&- 2>&-', 0, 0),
         ('$ROLLSTORE sql "$1" "select 1" --format arrow <&- >&-', 0, 0),
-        ('$ROLLSTORE info /nowhere >&-', 2, 1),
         ('$ROLLSTORE info /nowhere 2>&-', 2, 0),
     ],
 )  # fmt: skip
@@ -250,7 +249,7 @@ main(["ls", sys.argv[2]])
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "rich.console", "rollstore.cli.view", "pyarrow", "duckdb"])
+@pytest.mark.parametrize("module", ["typer", "rollstore.cli.view", "duckdb"])
 def test_an_interrupt_while_modules_are_loaded_is_silent(shown_store: str, module: str) -> None:
     result = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, module, shown_store], capture_output=True, text=True, check=False
