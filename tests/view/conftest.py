@@ -23,9 +23,12 @@ from tests.view import scenes
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium. Without one the tests are skipped, but where CI=true says that there has to be one."""
+    """Chromium. Without one the tests are skipped, but where CI=true says that there has to be one.
+
+    Closed after each module: its driver keeps an event loop running in this thread, beside which no other can run.
+    """
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         if os.environ.get("CI") == "true":
