@@ -117,7 +117,8 @@ def gate(
 
         keep(open_store(store), found)
     if as_json:
-        console.emit(document(found.to_dict()))
+        # The checks as records: `document` writes their infinities as every command does.
+        console.emit(document(found.to_dict() | {"checks": found.checks}))
     else:
         for line in found.lines():
             console.emit(visible(line))

@@ -44,7 +44,7 @@ class Comparison:
     compared: int
     """Tokens of the common part."""
     actions: int
-    """Actions in the common part."""
+    """Positions of the common part that both drew."""
     first: Difference | None
     logprobs: str
     """`available`, or why the two runs' log-probs cannot be compared."""
@@ -86,29 +86,31 @@ def compare(
         raise ValueError(f"b: wanted segment {a.segment} as in a, got {b.segment}")
     position = first_difference(a.tokens, b.tokens)
     common = min(len(a.tokens), len(b.tokens)) if position is None else position
-    actions = int(np.count_nonzero(a.action_mask[:common]))
-    status, deltas = _logprob_differences(a, b, actions)
+    drawn = (a.action_mask[:common] & b.action_mask[:common]).astype(bool)
+    status, deltas = _logprob_differences(a, b, drawn)
     largest = float(deltas.max()) if len(deltas) else None
     if tolerance is None:
         least, most = _rounding(a, b)
         tolerance = min(max(4 * (largest or 0.0), least), most)
-    first = None if position is None else _first(a, b, position, actions, tolerance)
-    at = position if position is not None else (_last_action(a) or 0)
-    index = first.action if first is not None else max(0, actions - 1)
-    found = conditions(a, b, at, index)
+    first = None if position is None else _first(a, b, position, tolerance)
+    at = position if position is not None else int(np.flatnonzero(drawn)[-1]) if drawn.any() else 0
+    ended = first is not None and None in (first.token_a, first.token_b)
+    found = conditions(a, b, at, _action(a, at), _action(b, at), ended=ended)
     verdict = "identical" if first is None else first.verdict
     return Comparison(
         rollout_id=a.rollout_id,
         segment=a.segment,
         verdict=verdict,
         compared=common,
-        actions=actions,
+        actions=int(drawn.sum()),
         first=first,
         logprobs=status,
         max_logprob_difference=largest,
         unstable=_unstable(a, token_logprobs, common, tolerance),
         conditions=found,
-        explanations=() if first is None else explanations(found, verdict, contradicted=first.contradicted),
+        explanations=()
+        if first is None
+        else explanations(found, verdict, contradicted=first.contradicted, ended=ended),
     )
 
 
@@ -131,15 +133,17 @@ def first_difference(a: NDArray[Any], b: NDArray[Any]) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def _first(a: Rollout, b: Rollout, position: int, action: int, tolerance: float) -> Difference:
+def _first(a: Rollout, b: Rollout, position: int, tolerance: float) -> Difference:
+    action_a, action_b = _action(a, position), _action(b, position)
     token_a, token_b = (int(run.tokens[position]) if position < len(run.tokens) else None for run in (a, b))
-    drawn = [position < len(run.tokens) and bool(run.action_mask[position]) for run in (a, b)]
-    if token_a is None or token_b is None or not all(drawn):
+    action = action_b if action_a is None else action_a
+    if token_a is None or token_b is None or action_a is None or action_b is None:
         nothing = Odds(logprob_a=None, logprob_b=None, source="recorded")
         return Difference(
             segment=a.segment,
             position=position,
-            action=action if any(drawn) else None,
+            action=action,
+            action_b=action_b,
             token_a=token_a,
             token_b=token_b,
             a=nothing,
@@ -152,33 +156,44 @@ def _first(a: Rollout, b: Rollout, position: int, action: int, tolerance: float)
             gap=None,
             tolerance=tolerance,
             # One run going on where the other ended is a question of limits, not of odds.
-            verdict="unknown" if any(drawn) else "different_input",
+            verdict="different_input" if action is None else "unknown",
             contradicted=False,
         )
     return judge(
         segment=a.segment,
         position=position,
-        action=action,
+        action=action_a,
+        action_b=action_b,
         token_a=token_a,
         token_b=token_b,
-        a=recorded_odds(a, action, position, token_a, token_b),
-        b=recorded_odds(b, action, position, token_a, token_b),
+        a=recorded_odds(a, action_a, position, token_a, token_b),
+        b=recorded_odds(b, action_b, position, token_a, token_b),
         noise_gap=shared_noise_gap(a, b, position, token_a, token_b),
         tolerance=tolerance,
     )
 
 
-def _logprob_differences(a: Rollout, b: Rollout, actions: int) -> tuple[str, NDArray[np.float64]]:
-    """(available or why not, |difference| where both runs know it)."""
+def _action(run: Rollout, position: int) -> int | None:
+    """The index of a token among its run's actions; None where the run did not draw it."""
+    if position >= len(run.tokens) or not run.action_mask[position]:
+        return None
+    return int(np.count_nonzero(run.action_mask[:position]))
+
+
+def _logprob_differences(a: Rollout, b: Rollout, drawn: NDArray[np.bool_]) -> tuple[str, NDArray[np.float64]]:
+    """(available or why not, |difference| where both runs know it), over the positions that both drew."""
     none = np.zeros(0)
     for name, run in (("a", a), ("b", b)):
         if run.logprobs is None:
             return f"not available: {name} has none", none
     if a.logprob_kind != b.logprob_kind:
         return f"not available: a has {a.logprob_kind or 'unnamed'} and b {b.logprob_kind or 'unnamed'} ones", none
+    # Each run counts its own actions: one position may be another action in each.
+    at = [drawn[np.flatnonzero(run.action_mask[: len(drawn)])] for run in (a, b)]
     columns = [column for column in (a.logprobs, b.logprobs) if column is not None]
-    known = np.logical_and(*(column.known[:actions] for column in columns))
-    values = [column.values[:actions][known].astype(np.float64) for column in columns]
+    pairs = list(zip(columns, at, strict=True))
+    known = np.logical_and(*(column.known[: len(own)][own] for column, own in pairs))
+    values = [column.values[: len(own)][own][known].astype(np.float64) for column, own in pairs]
     if not known.any():
         return "not available: no action of the common part has both", none
     equal = values[0] == values[1]  # -inf in both is no difference
@@ -194,11 +209,6 @@ def _unstable(
     end = min(common, int(drawn[0]) if len(drawn) else common)
     before, after = (np.asarray(column, dtype=np.float64)[:end] for column in scores)
     return tuple(int(index) for index in np.flatnonzero(np.abs(before - after) > tolerance))
-
-
-def _last_action(run: Rollout) -> int | None:
-    drawn = np.flatnonzero(run.action_mask)
-    return int(drawn[-1]) if len(drawn) else None
 
 
 def _lines(found: Comparison) -> list[str]:

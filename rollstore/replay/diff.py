@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -15,10 +16,15 @@ from rollstore.errors import DuplicateError, NotFoundError
 from rollstore.replay.compare import Comparison, compare
 from rollstore.replay.difference import plain
 from rollstore.replay.paired import Paired, paired
-from rollstore.schema import Rollout, from_table
+from rollstore.schema import Rollout, from_table, to_table
+from rollstore.store.lookup import content
 
 OUTCOME = ("segment", "span", "position")
 """Null in a score of the whole rollout."""
+
+
+_Name = tuple[str | None, str]
+"""run_id, rollout_id."""
 
 
 class Scans(Protocol):
@@ -63,7 +69,7 @@ class Diff:
     decisions: int
     """Positions drawn in both."""
     flipped_first: int
-    """Decisions flipped up to the first difference: at most one a segment."""
+    """Decisions flipped up to the first difference, which is one: at most one a segment."""
     flipped_all: int
     """Decisions flipped over all tokens, those behind a first difference included."""
     earliest: int | None
@@ -73,6 +79,13 @@ class Diff:
     """The scores of the questions that both sides scored; None below two of them."""
     floor: float | None = None
     """The scorer's noise floor that outcomes were held against."""
+    rollouts: int = 0
+    """Matched rollouts: those with at least one matched segment."""
+    rollouts_changed: int = 0
+    """Of those, the ones with a changed segment."""
+    share_rollouts_changed: float | None = None
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    """What became of the rewards of the changed rollouts, each counted once; see `Flip.outcome`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data for JSON."""
@@ -87,15 +100,17 @@ class Diff:
             f"decisions flipped: {self.flipped_first} up to the first difference, {self.flipped_all} over all "
             f"{self.decisions} tokens drawn in both",
         ]
+        if self.share_rollouts_changed is not None:
+            share = f"{self.share_rollouts_changed:.1%}"
+            out.insert(1, f"{self.rollouts_changed} of {self.rollouts} rollouts changed ({share})")
         if self.earliest is not None:
             out.append(f"earliest difference at token {self.earliest}")
-        outcomes = [flip.outcome for flip in self.flips]
-        if outcomes:
+        if self.outcomes:
             names = ["better", "worse", "neither", "unknown"]
-            counted = ", ".join(f"{outcomes.count(name)} {name}" for name in names)
+            counted = ", ".join(f"{self.outcomes.get(name, 0)} {name}" for name in names)
             if self.floor is not None:
-                counted += f", {outcomes.count('below_floor')} below the floor of {self.floor:g}"
-            out.append(f"rewards of the changed, from a to b: {counted}")
+                counted += f", {self.outcomes.get('below_floor', 0)} below the floor of {self.floor:g}"
+            out.append(f"rewards of the changed rollouts, from a to b: {counted}")
         if self.paired is not None:
             out.append(f"scores: {self.paired.line()}")
         for flip in self.flips[:most]:
@@ -138,10 +153,11 @@ def diff(
     `scorer` that scorer's outcome scores, of two stores. A question is a prompt_id, else a group_id, else a rollout;
     its score is the mean over its matched rollouts. floor: of that scorer (`rollstore.diagnose.floor`), in its unit:
     rewards that differ by no more are `below_floor`, neither better nor worse; the paired test counts them as they are.
+    A rollout is named by its run and its id: what another run calls the same has a reward of its own.
 
     Raises ValueError where two segments of one side match or the floor is below zero or not finite, TypeError where a
     scorer is asked of what is no store, NotFoundError where a side has no rollouts of its run, DuplicateError where a
-    scorer scored one rollout twice.
+    scorer scored one rollout twice, or one segment is stored twice with the same tokens and other contents.
     """
     if floor is not None and not 0 <= floor < math.inf:
         raise ValueError(f"floor: wanted a finite number of at least 0, got {floor}")
@@ -149,7 +165,8 @@ def diff(
         match = by_id if not (isinstance(a, Rollout) and isinstance(b, Rollout)) else _segment
     before, after = _keyed("a", a, match, run_a), _keyed("b", b, match, run_b)
     flips: list[Flip] = []
-    decisions = flipped_all = 0
+    outcomes: dict[tuple[_Name, _Name], str] = {}
+    decisions = flipped_first = flipped_all = 0
     rewards_a, rewards_b = _rewards("a", a, before.values(), scorer), _rewards("b", b, after.values(), scorer)
     both = [key for key in before if key in after]
     for key in both:
@@ -162,7 +179,11 @@ def diff(
         comparison = compare(one, other, tolerance=tolerance)
         if comparison.first is None:
             continue
-        reward_a, reward_b = rewards_a.get(one.rollout_id), rewards_b.get(other.rollout_id)
+        first = comparison.first.position
+        flipped_first += int(first < common and bool(drawn[first]))
+        names = _name(one), _name(other)
+        reward_a, reward_b = rewards_a.get(names[0]), rewards_b.get(names[1])
+        outcome = outcomes[names] = _outcome(reward_a, reward_b, floor or 0.0)
         flips.append(
             Flip(
                 a=one.rollout_id,
@@ -171,10 +192,11 @@ def diff(
                 flipped=flipped,
                 reward_a=reward_a,
                 reward_b=reward_b,
-                outcome=_outcome(reward_a, reward_b, floor or 0.0),
+                outcome=outcome,
             )
         )
     firsts = [flip.comparison.first for flip in flips if flip.comparison.first is not None]
+    pairs = {(_name(before[key]), _name(after[key])) for key in both}
     return Diff(
         matched=len(both),
         only_a=tuple(one.rollout_id for key, one in before.items() if key not in after),
@@ -182,13 +204,21 @@ def diff(
         changed=len(flips),
         share_changed=len(flips) / len(both) if both else None,
         decisions=decisions,
-        flipped_first=sum(None not in (first.action, first.token_a, first.token_b) for first in firsts),
+        flipped_first=flipped_first,
         flipped_all=flipped_all,
         earliest=min((first.position for first in firsts), default=None),
         flips=tuple(flips),
         paired=_paired([(before[key], after[key]) for key in both], rewards_a, rewards_b),
         floor=floor,
+        rollouts=len(pairs),
+        rollouts_changed=len(outcomes),
+        share_rollouts_changed=len(outcomes) / len(pairs) if pairs else None,
+        outcomes=dict(Counter(outcomes.values())),
     )
+
+
+def _name(rollout: Rollout) -> _Name:
+    return rollout.run_id, rollout.rollout_id
 
 
 def _segment(rollout: Rollout) -> Hashable:
@@ -202,6 +232,9 @@ def _keyed(side: str, source: Source, match: Callable[[Rollout], Hashable], run:
             continue
         key = match(rollout)
         if key in found and _same(found[key], rollout):
+            if _content(found[key]) != _content(rollout):
+                name = f"{side}: rollout {rollout.rollout_id!r}: segment {rollout.segment}"
+                raise DuplicateError(f"{name}: wanted one content, got two of the same tokens")
             continue  # stored twice, which counts once
         if key in found:
             both = f"{found[key].rollout_id!r} and {rollout.rollout_id!r}"
@@ -213,8 +246,13 @@ def _keyed(side: str, source: Source, match: Callable[[Rollout], Hashable], run:
 
 
 def _same(one: Rollout, other: Rollout) -> bool:
-    named = (one.rollout_id, one.segment) == (other.rollout_id, other.segment)
+    named = (_name(one), one.segment) == (_name(other), other.segment)
     return named and np.array_equal(one.tokens, other.tokens)
+
+
+def _content(rollout: Rollout) -> str:
+    (row,) = to_table([rollout]).combine_chunks().to_batches()
+    return content(row)
 
 
 def _rollouts(source: Source) -> Iterable[Rollout]:
@@ -226,10 +264,10 @@ def _rollouts(source: Source) -> Iterable[Rollout]:
     return (rollout for batch in batches for rollout in from_table(pa.Table.from_batches([batch])))
 
 
-def _rewards(side: str, source: Source, rollouts: Iterable[Rollout], scorer: str | None) -> Mapping[str, float]:
+def _rewards(side: str, source: Source, rollouts: Iterable[Rollout], scorer: str | None) -> Mapping[_Name, float]:
     """The score of each rollout; a reward stands on the last segment alone."""
     if scorer is None:
-        return {rollout.rollout_id: rollout.reward for rollout in rollouts if rollout.reward is not None}
+        return {_name(rollout): rollout.reward for rollout in rollouts if rollout.reward is not None}
     if isinstance(source, Rollout | Sequence):
         raise TypeError(f"{side}: wanted a store to find the scores of {scorer!r} in, got rollouts")
     found: dict[str, float] = {}
@@ -243,19 +281,24 @@ def _rewards(side: str, source: Source, rollouts: Iterable[Rollout], scorer: str
                     f"{side}: rollout {row['rollout_id']!r}: wanted one outcome score of {scorer!r}, got several"
                 )
             found[row["rollout_id"]] = row["value"]
-    return found
+    names = dict.fromkeys(_name(rollout) for rollout in rollouts)
+    several = [rollout_id for rollout_id, n in Counter(rollout_id for _, rollout_id in names).items() if n > 1]
+    mixed = next((rollout_id for rollout_id in several if rollout_id in found), None)
+    if mixed is not None:
+        raise DuplicateError(f"{side}: rollout {mixed!r}: wanted one run, since a score names none, got several")
+    return {name: found[name[1]] for name in names if name[1] in found}
 
 
 def _paired(
-    matched: Sequence[tuple[Rollout, Rollout]], rewards_a: Mapping[str, float], rewards_b: Mapping[str, float]
+    matched: Sequence[tuple[Rollout, Rollout]], rewards_a: Mapping[_Name, float], rewards_b: Mapping[_Name, float]
 ) -> Paired | None:
     """A rollout counts once, however many segments of it match."""
-    scores: dict[str, dict[tuple[str, str], tuple[float, float]]] = {}
+    scores: dict[str, dict[tuple[_Name, _Name], tuple[float, float]]] = {}
     for one, other in matched:
-        a, b = rewards_a.get(one.rollout_id), rewards_b.get(other.rollout_id)
+        a, b = rewards_a.get(_name(one)), rewards_b.get(_name(other))
         if a is not None and b is not None:
             question = one.prompt_id or one.group_id or one.rollout_id
-            scores.setdefault(question, {})[one.rollout_id, other.rollout_id] = (a, b)
+            scores.setdefault(question, {})[_name(one), _name(other)] = (a, b)
     sides = [
         {question: fmean(pair[side] for pair in pairs.values()) for question, pairs in scores.items()}
         for side in range(2)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rollstore.replay import noise
-from rollstore.replay.conditions import noise_at, span_at
-from rollstore.schema import Known, Rollout
+from rollstore.replay.conditions import NEUTRAL, honoured, noise_at, sampler_at, span_at
+from rollstore.schema import Known, Rollout, Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,22 @@ class Odds:
     """A candidate that is not recorded lies at or below this: the last log-prob of the recorded head."""
     source: str
     """`recorded`, or `model` where a forward pass over the same tokens was made."""
+    kind: str | None = "behavior"
+    """Of the log-probs: behavior, tempered, raw; None = not named."""
+    scale: float | None = 1.0
+    """Times which the margin is one of the processed logits, to which the noise was added. None: not known."""
+
+    def noised_bounds(self, gap: float) -> tuple[float, float]:
+        """The least and the most the margin can be with noise that favours a by `gap`."""
+        if self.scale is None:
+            return -math.inf, math.inf
+        low, high = self.margin_bounds
+        return low * self.scale - gap, high * self.scale - gap
+
+    def noised(self, gap: float | None) -> float | None:
+        """The margin with noise; None where it is not known."""
+        low, high = (-math.inf, math.inf) if gap is None else self.noised_bounds(gap)
+        return low if low == high else None
 
     @property
     def margin(self) -> float | None:
@@ -51,7 +67,7 @@ class Difference:
     segment: int
     position: int
     action: int | None
-    """Index among the actions; None where the token was not drawn here."""
+    """Index among the actions of a (of b where only b drew here); None where the token was not drawn here."""
     token_a: int | None
     """None: run a ended here."""
     token_b: int | None
@@ -69,7 +85,9 @@ class Difference:
     verdict: str
     """`near_tie`, `real`, `unknown`, or `different_input` where the token was not drawn."""
     contradicted: bool
-    """The noise does not pick a recorded token from the log-probs, so something else drew it."""
+    """The noise does not pick a recorded token from the behavior log-probs, so something else drew it."""
+    action_b: int | None = None
+    """Index among the actions of b; None where b did not draw here."""
 
 
 def judge(
@@ -83,17 +101,19 @@ def judge(
     b: Odds,
     noise_gap: float | None,
     tolerance: float,
+    action_b: int | None = None,
 ) -> Difference:
     """The verdict on two drawn tokens that differ.
 
     Under shared noise a flip can be rounding only where the noised margin is small in both runs; without it, where the
-    plain margin is. Where noise and log-probs contradict a recorded draw, the noise did not draw it, and the plain
-    margin decides.
+    plain margin is. Where noise and behavior log-probs contradict a recorded draw, the noise did not draw it, and the
+    plain margin decides. Log-probs of another kind contradict nothing: what drew had other numbers.
     """
     bounds = (a.margin_bounds, b.margin_bounds)
-    noised = bounds if noise_gap is None else tuple((low - noise_gap, high - noise_gap) for low, high in bounds)
+    noised = bounds if noise_gap is None else (a.noised_bounds(noise_gap), b.noised_bounds(noise_gap))
     # a drew a, so its noised margin is at most 0; b drew b, so its is at least 0.
-    contradicted = noise_gap is not None and (noised[0][0] > tolerance or noised[1][1] < -tolerance)
+    wrong = (a.kind == "behavior" and noised[0][0] > tolerance, b.kind == "behavior" and noised[1][1] < -tolerance)
+    contradicted = noise_gap is not None and any(wrong)
     decisive = bounds if contradicted else noised
     # How far from a tie each run is at least.
     gap = max(max(low, -high, 0.0) for low, high in decisive)
@@ -105,6 +125,7 @@ def judge(
         segment=segment,
         position=position,
         action=action,
+        action_b=action if action_b is None else action_b,
         token_a=token_a,
         token_b=token_b,
         a=a,
@@ -112,8 +133,8 @@ def judge(
         noise_gap=noise_gap,
         margin_a=margins[0],
         margin_b=margins[1],
-        noised_margin_a=None if noise_gap is None or margins[0] is None else margins[0] - noise_gap,
-        noised_margin_b=None if noise_gap is None or margins[1] is None else margins[1] - noise_gap,
+        noised_margin_a=a.noised(noise_gap),
+        noised_margin_b=b.noised(noise_gap),
         gap=gap if known or gap > 0 else None,
         tolerance=tolerance,
         verdict=verdict,
@@ -149,7 +170,27 @@ def recorded_odds(run: Rollout, action: int, position: int, token_a: int, token_
             # A head shorter than was asked for holds the whole support.
             found.append(-math.inf if head is not None and head[1] else None)
     ceiling = min(head[0].values()) if head is not None else None
-    return Odds(logprob_a=found[0], logprob_b=found[1], ceiling=ceiling, source="recorded")
+    kind = _kind(run, "logprob_kind" if head is None else "head_kind", position)
+    return Odds(
+        logprob_a=found[0],
+        logprob_b=found[1],
+        ceiling=ceiling,
+        source="recorded",
+        kind=kind,
+        scale=_scale(kind, sampler_at(run, position)),
+    )
+
+
+def _scale(kind: str | None, sampler: Sampler | None) -> float | None:
+    """Times which a margin of such log-probs is one of the processed logits; None where more than a temperature, or
+    what is not known, lies between."""
+    if kind == "behavior":
+        return 1.0
+    if kind not in ("raw", "tempered") or sampler is None or not honoured(sampler) or not sampler.temperature:
+        return None
+    if any(getattr(sampler, name) not in neutral for name, neutral in NEUTRAL.items()) or sampler.extra:
+        return None
+    return 1.0 / sampler.temperature if kind == "raw" else 1.0
 
 
 def _head(run: Rollout, action: int) -> tuple[dict[int, float], bool] | None:
@@ -191,10 +232,10 @@ def difference_lines(first: Difference) -> list[str]:
     if first.action is None:
         return out
     for name, odds in (("a", first.a), ("b", first.b)):
-        noised = "" if first.noise_gap is None else f", with noise {_margin(odds, first.noise_gap)}"
+        noised = "" if first.noise_gap is None else f", with noise {_margin(odds.noised_bounds(first.noise_gap))}"
         out.append(
             f"  in {name} ({odds.source}): log-probs {_number(odds.logprob_a)} and {_number(odds.logprob_b)}: "
-            f"b over a {_margin(odds, 0.0)}{noised}"
+            f"b over a {_margin(odds.margin_bounds)}{noised}"
         )
     if first.noise_gap is not None:
         out.append(f"  noise gap {first.noise_gap:.4g} in favour of a")
@@ -216,8 +257,8 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
 
 
-def _margin(odds: Odds, shift: float) -> str:
-    low, high = (bound - shift for bound in odds.margin_bounds)
+def _margin(bounds: tuple[float, float]) -> str:
+    low, high = bounds
     if low == high:
         return f"by {low:.4g}"
     if math.isfinite(high):

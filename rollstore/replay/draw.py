@@ -16,6 +16,7 @@ from msgspec.structs import replace as with_fields
 from numpy.typing import NDArray
 
 from rollstore.replay import noise
+from rollstore.replay.arguments import whole
 from rollstore.replay.transform import Settings, entropy, log_probs, process_rows, written_out
 from rollstore.schema import Heads, Sampler
 
@@ -74,6 +75,7 @@ class Growing:
     finish: str = ""
 
     def __post_init__(self) -> None:
+        self.limit = whole("max_new_tokens", self.limit, least=0)
         self.finish = "length" if self.limit == 0 else ""
 
     def take(self, choice: Choice, token_rows: int) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.errors import NotFoundError
+from rollstore.replay.arguments import whole
 from rollstore.schema import TABLES, Known, Rollout, from_table
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def evaluate(
     kind: str = "behavior",
     policy: str | None = None,
     weight_version: int | None = None,
-    rollout_ids: Sequence[str] | None = None,
+    rollout_ids: str | Sequence[str] | None = None,
     rows_at_once: int = 8,
     tokens_at_once: int = 4096,
     packed: bool = False,
@@ -70,11 +72,15 @@ def evaluate(
     Each pass is written and flushed: what was done survives an interrupt, and segments that already stand under
     `evaluation_id` are left out, so the same call goes on where it stopped. `rollout_ids` restricts it to those.
 
-    Raises ValueError where the id's rows are of another role, kind, policy or version, or the model mixes packed
-    segments; UnsupportedRecordError, naming the rollout and token, for a sampler that cannot be honoured.
+    Raises ValueError where the id's rows are of another role, kind, policy or version, the model mixes packed segments
+    or does not have a recorded token, or a batch could hold nothing; NotFoundError for one of `rollout_ids` that the
+    store does not have; UnsupportedRecordError, naming the rollout and token, for a sampler that cannot be honoured.
     """
     from rollstore.replay.score import packs, score_segments
 
+    whole("rows_at_once", rows_at_once, least=1)
+    whole("tokens_at_once", tokens_at_once, least=1)
+    wanted = {rollout_ids} if isinstance(rollout_ids, str) else None if rollout_ids is None else set(rollout_ids)
     fields = {
         "evaluation_id": evaluation_id,
         "role": role,
@@ -84,7 +90,7 @@ def evaluate(
         "numerics": {"weights": _dtype(model), "activations": _dtype(model)},
     }
     done = _done(store, fields)
-    todo = _todo(store, done, None if rollout_ids is None else set(rollout_ids))
+    todo = _todo(store, done, wanted)
     finished = 0
     progress(0, len(todo))
     checked = not packed
@@ -121,13 +127,17 @@ def _done(store: Scores, fields: dict[str, Any]) -> set[_Key]:
 
 def _todo(store: Scores, done: set[_Key], wanted: set[str] | None) -> list[_Key]:
     found: dict[_Key, None] = {}
+    missing = set(wanted or ())
     for batch in store.scan("rollouts", columns=["run_id", "rollout_id", "segment", "action_mask"]):
         drawn = batch.column("action_mask")
         for index, row in enumerate(batch.select(["run_id", "rollout_id", "segment"]).to_pylist()):
             key = (row["run_id"], row["rollout_id"], row["segment"])
+            missing.discard(row["rollout_id"])
             chosen = wanted is None or row["rollout_id"] in wanted
             if chosen and key not in done and bool(pc.any(drawn[index].values).as_py()):
                 found[key] = None
+    if missing:
+        raise NotFoundError(f"rollout {min(missing)!r}: wanted a stored rollout, the store has none of this id")
     return list(found)
 
 

@@ -220,10 +220,6 @@ def _group(key: tuple[Any, ...], members: Mapping[str, tuple[int | None, NDArray
     ordered = sorted(members, key=lambda name: (members[name][0] is None, members[name][0] or 0, name))
     sequences = [members[name][1] for name in ordered]
     parted = tree(sequences)
-    same = sum(
-        fork.parent is not None and fork.position == len(sequence) == len(sequences[fork.parent])
-        for fork, sequence in zip(parted, sequences, strict=True)
-    )
     return Group(
         run_id=key[0],
         step=key[1],
@@ -231,7 +227,7 @@ def _group(key: tuple[Any, ...], members: Mapping[str, tuple[int | None, NDArray
         segment=key[3],
         members=tuple(ordered),
         forks=tuple(parted),
-        distinct=len(sequences) - same,
+        distinct=len({sequence.tobytes() for sequence in sequences}),
         savings=savings(sequences),
     )
 

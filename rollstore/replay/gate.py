@@ -13,6 +13,7 @@ A forward that agrees proves nothing about gradients: only the last does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,28 @@ def gate(
         weight_version=weight_version,
         checks=tuple(run.checks),
         gradients_checked=reference is not None,
+        skipped=dict(run.skipped),
     )
+
+
+def _unchecked(rollout: Rollout) -> str | None:
+    """Why the recorded log-probs of a rollout cannot be held against the trainer's; None where they can."""
+    kind = rollout.logprob_kind
+    if not rollout.action_mask.any():
+        return "no action"
+    if rollout.logprobs is None or not rollout.logprobs.known.any():
+        return "no log-probs"
+    if kind not in ("behavior", "tempered", "raw"):
+        return "log-probs of no known kind"
+    sampler = sampler_at(rollout, int(np.flatnonzero(rollout.action_mask)[0]))
+    if kind != "raw" and sampler is not None and sampler.temperature == 0:
+        return "drawn at temperature 0, which has no behavior log-probs"
+    return None
+
+
+def _nan(side: str, values: NDArray[np.float32]) -> str:
+    bad = np.flatnonzero(np.isnan(values))
+    return f"the {side} returned NaN: {len(bad)} of {len(values)} log-probs, the first at {int(bad[0])}"
 
 
 class _Run:
@@ -98,6 +120,7 @@ class _Run:
         self.score = token_logprobs
         self.alone = [token_logprobs(model, [one])[0] for one in self.sequences]
         self.checks: list[Check] = []
+        self.skipped: Counter[str] = Counter()
 
     def batch(self) -> None:
         self._against("batch", self.score(self.model, self.sequences), "the trainer's numbers depend on the batch")
@@ -122,7 +145,8 @@ class _Run:
         everything = summarise(np.concatenate(self.alone), np.concatenate(found))
         start = len(self.checks)
         self._against("engine", found, None)
-        if everything is not None and not all(check.passed for check in self.checks[start:]):
+        sound = everything is not None and np.isfinite(everything.mean_abs)
+        if everything is not None and sound and not all(check.passed for check in self.checks[start:]):
             cause = cause_of_dtype(self.model, self.sequences, self.alone, everything.mean_abs)
             self._name(start, cause or "neither a narrower dtype: weights, tokens or attention differ")
 
@@ -132,15 +156,11 @@ class _Run:
         start = len(self.checks)
         by_kind: dict[str, list[Rollout]] = {}
         for rollout in drawn:
-            kind = rollout.logprob_kind
-            sampler = sampler_at(rollout, int(np.flatnonzero(rollout.action_mask)[0]))
-            greedy = sampler is not None and sampler.temperature == 0
-            if (
-                rollout.logprobs is not None
-                and kind in ("behavior", "tempered", "raw")
-                and not (greedy and kind != "raw")
-            ):
-                by_kind.setdefault(kind, []).append(rollout)
+            why = _unchecked(rollout)
+            if why is None:
+                by_kind.setdefault(str(rollout.logprob_kind), []).append(rollout)
+            else:
+                self.skipped[why] += 1
         for kind, rollouts in by_kind.items():
             now: list[NDArray[np.float32]] = []
             then: list[NDArray[np.float32]] = []
@@ -150,14 +170,14 @@ class _Run:
                 recorded = rollout.logprobs
                 if recorded is None:
                     continue
-                known = recorded.known & np.isfinite(recorded.values)
-                outside += int(np.count_nonzero(known & ~np.isfinite(found)))
-                known = known & np.isfinite(found)
+                known = recorded.known & (np.isfinite(recorded.values) | np.isnan(recorded.values))
+                outside += int(np.count_nonzero(known & np.isneginf(found)))
+                known = known & ~np.isneginf(found)
                 now.append(found[known])
                 then.append(recorded.values[known].astype(np.float32))
             self._check("draws", kind, np.concatenate(now), np.concatenate(then), None, outside=outside)
             check = self.checks[-1]
-            if not check.passed:
+            if not check.passed and check.n and check.cause is None:
                 cause = cause_of_kind(self.model, rollouts, kind)
                 if cause is None and check.mean_abs is not None:
                     whole = [np.asarray(rollout.tokens, dtype=np.int64) for rollout in rollouts]
@@ -166,7 +186,13 @@ class _Run:
                 self._name(start, cause or "neither another kind nor a narrower dtype: weights or tokens differ")
         if not by_kind:
             self.checks.append(
-                Check(section="draws", case="recorded", passed=False, why=("no log-probs of a known kind",), n=0)
+                Check(
+                    section="draws",
+                    case="recorded",
+                    passed=False,
+                    why=("nothing compared: no log-probs of a known kind",),
+                    n=0,
+                )
             )
 
     def layout(self, checkpoint: str) -> None:
@@ -225,6 +251,12 @@ class _Run:
         }
         bitwise = trainer.tobytes() == other.tobytes()
         why = self._limits(section).exceeded(bitwise=bitwise, **sizes)
+        if len(trainer) == 0:
+            why.insert(0, "nothing compared")
+        for side, values in (("trainer", trainer), ("engine" if cause is None else "other forward", other)):
+            if np.isnan(values).any():
+                cause = f"{_nan(side, values)} of {section}: {case}"
+                why.append(f"NaN from the {side}")
         if outside:
             why.append(f"{outside} tokens outside the trainer's support")
         self.checks.append(

@@ -7,7 +7,7 @@ the row runs once. What a sample draws is what it would have drawn alone in batc
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from rollstore.replay.arguments import prompt_ids, stop_ids, whole
 from rollstore.replay.draw import Choice, Growing, Turn, draw
 from rollstore.replay.forks import Fork, Savings, total
 from rollstore.replay.samplers.transformers import cached_call
@@ -78,23 +79,22 @@ def generate(
 
     Raises ValueError for arguments that do not fit, UnsupportedRecordError for a sampler that cannot be honoured.
     """
-    ids = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
-    for index, prompt in enumerate(ids):
-        if prompt.ndim != 1 or len(prompt) == 0:
-            shape = list(prompt.shape)
-            raise ValueError(f"prompts[{index}]: wanted a flat, non-empty list of token ids, got shape {shape}")
-    wanted = [keys] * len(ids) if isinstance(keys, int) else list(keys)
+    ids = prompt_ids(model, prompts)
+    wanted = [whole("keys", key) for key in (keys if isinstance(keys, Iterable) else [keys] * len(ids))]
     if len(wanted) != len(ids):
         raise ValueError(f"keys: wanted one or {len(ids)}, one for each prompt, got {len(wanted)}")
-    if isinstance(samples, int):
-        numbers = [list(range(samples * index, samples * (index + 1))) for index in range(len(ids))]
+    if not isinstance(samples, Iterable):
+        count = whole("samples", samples, least=0)
+        numbers = [list(range(count * index, count * (index + 1))) for index in range(len(ids))]
     else:
-        numbers = [list(one) for one in samples]
+        numbers = [[whole("samples", number, least=0) for number in one] for one in samples]
     if len(numbers) != len(ids):
         raise ValueError(f"samples: wanted a count, or {len(ids)} lists, one for each prompt, got {len(numbers)}")
     if rows is not None and rows < 1:
         raise ValueError(f"rows: wanted at least 1, got {rows}")
-    stops = frozenset(int(token) for token in stop_token_ids)
+    whole("head_size", head_size, least=0)
+    max_new_tokens = whole("max_new_tokens", max_new_tokens, least=0)
+    stops = stop_ids(stop_token_ids)
     groups: list[Shared] = []
     for prompt, key, own in zip(ids, wanted, numbers, strict=True):
         growing = [Growing(limit=max_new_tokens, stops=stops) for _ in own]

@@ -7,19 +7,22 @@
     [batch]
     bitwise = true
 
-Sections: engine, draws, cache, batch, layout, gradients. Keys: k3, mean_abs, max_abs (nats), bitwise, relative (of
-gradients). A key that is missing bounds nothing; a section that is missing has `DEFAULT`.
+Sections: engine, draws, cache, batch, layout, with the keys k3, mean_abs, max_abs (nats) and bitwise; gradients, with
+relative and bitwise. What is missing, a key or a section, is as in `DEFAULT`; `k3 = inf` lifts its bound.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 SECTIONS = ("engine", "draws", "cache", "batch", "layout", "gradients")
+FORWARD = ("k3", "mean_abs", "max_abs", "bitwise")
+KEYS = {"gradients": ("relative", "bitwise")}
+"""What a section can be bounded by; those not named here by what bounds a forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +58,17 @@ def read_limits(path: str | os.PathLike[str]) -> dict[str, Limits]:
     """Section -> limits. Raises ValueError, by section and key, for what does not belong there."""
     try:
         read = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: wanted a TOML file, got: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: wanted a TOML file in UTF-8, got: {error}") from None
     found: dict[str, Limits] = {}
     for section, values in read.items():
         if section not in SECTIONS or not isinstance(values, dict):
             raise ValueError(f"{path}: wanted sections out of {', '.join(SECTIONS)}, got {section!r}")
-        found[section] = _limits(f"{path}: {section}", values)
+        found[section] = _limits(f"{path}: {section}", values, KEYS.get(section, FORWARD))
     return found
 
 
-def _limits(where: str, values: dict[str, Any]) -> Limits:
-    names = [field.name for field in fields(Limits)]
+def _limits(where: str, values: dict[str, Any], names: tuple[str, ...]) -> Limits:
     for key, value in values.items():
         if key not in names:
             raise ValueError(f"{where}: wanted keys out of {', '.join(names)}, got {key!r}")
@@ -74,4 +76,4 @@ def _limits(where: str, values: dict[str, Any]) -> Limits:
         if is_bool is not (key == "bitwise") or (not is_bool and not (isinstance(value, int | float) and value >= 0)):
             wanted = "true or false" if key == "bitwise" else "a number of at least 0"
             raise ValueError(f"{where}.{key}: wanted {wanted}, got {value!r}")
-    return Limits(**values)
+    return replace(DEFAULT, **values)

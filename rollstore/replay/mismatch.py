@@ -123,9 +123,12 @@ def mismatch(
     how many of the furthest actions of each part are named. Holds one number an action and evaluation in memory.
 
     Raises NotFoundError where an id has no rows, DuplicateError where two rows fit one action, ValueError where
-    `current` is not among the versions or not told.
+    `current` is not among the versions or not told, no id is given, or an evaluation has another number of log-probs
+    than its segment has actions.
     """
     ids = (evaluations,) if isinstance(evaluations, str) else tuple(evaluations)
+    if not ids:
+        raise ValueError("evaluations: wanted at least one id, got none")
     scored = evaluations_of(store, ids)
     current = trainer_version(scored, current)
     sides = Sides()

@@ -251,7 +251,8 @@ def _within(array: NDArray[Any], bits: int) -> bool:
     return not array.size or (int(array.min()) >= 0 and int(array.max()) < 1 << bits)
 
 
-def checked_vocab(vocab_size: int) -> int:
-    if not 1 <= vocab_size < 1 << 31:
+def checked_vocab(vocab_size: Any) -> int:
+    is_whole = isinstance(vocab_size, int | np.integer) and not isinstance(vocab_size, bool)
+    if not is_whole or not 1 <= vocab_size < 1 << 31:
         raise ValueError(f"vocab_size: wanted 1 to 2^31 - 1, got {vocab_size!r}")
     return int(vocab_size)

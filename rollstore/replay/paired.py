@@ -18,6 +18,7 @@ FLIPS = 20_000
 EXACT = 16
 """Up to so many questions that changed, all sign flips are tried."""
 POWER = 0.8
+SLACK = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,8 @@ def _sign_flips(d: np.ndarray) -> float:
     if not len(moved):
         return 1.0
     seen = abs(float(d.sum()))
-    near = seen - 1e-9 * max(1.0, seen)
+    # Two orders of one sum round apart by far less than this share of what is summed, whatever its unit.
+    near = seen - SLACK * float(moved.sum())
     if set(np.unique(moved)) == {moved[0]}:
         # All differences of one size: the exact binomial test on their signs.
         ups = round((len(moved) + float(d.sum()) / moved[0]) / 2)

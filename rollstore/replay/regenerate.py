@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rollstore.errors import UnsupportedRecordError
 from rollstore.replay import noise
+from rollstore.replay.arguments import require_vocabulary
 from rollstore.replay.compare import first_difference
 from rollstore.replay.conditions import noise_at, sampler_at
 from rollstore.schema import Engine, Heads, Known, Numerics, Rollout, Span
@@ -51,12 +52,13 @@ def regenerate(
     """Draws the actions of a keyed segment again, stretch by stretch, until one differs; returns the new run's record.
 
     The record ends with the last stretch that was drawn (or, when none differs, with the segment), observations as
-    recorded.
+    recorded. Raises ValueError for a token that the model does not have.
     """
     import transformers
 
     from rollstore.replay.samplers.transformers import generate
 
+    require_vocabulary(model, [rollout])
     turns: list[Turn] = []
     tokens = np.array(rollout.tokens[:0], dtype=np.int32)
     for start, length in drawn_runs(rollout):
@@ -104,6 +106,7 @@ def _record(
     return Rollout(
         rollout_id=rollout.rollout_id,
         segment=rollout.segment,
+        run_id=rollout.run_id,
         tokenizer=rollout.tokenizer,
         engine=engine,
         tokens=tokens,

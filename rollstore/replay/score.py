@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from rollstore.batch.token_batch import PENALTY_BITS, TokenBatch
 from rollstore.errors import UnsupportedRecordError
+from rollstore.replay.arguments import require_vocabulary
 from rollstore.replay.conditions import sampler_at
 from rollstore.replay.transform import CHAIN, Settings, entropy, log_probs, process, process_rows, settings_of
 from rollstore.schema import Rollout, Sampler
@@ -85,6 +86,7 @@ def score_rollouts(
         raise ValueError(f"kind: wanted one of {', '.join(KINDS)}, got {kind!r}")
     if not rollouts:
         return []
+    require_vocabulary(model, rollouts)
     actions = [np.flatnonzero(rollout.action_mask) for rollout in rollouts]
     row = np.repeat(np.arange(len(rollouts)), [len(at) for at in actions])
     logits = _logits(model, _ids(rollouts), torch.from_numpy(row), torch.from_numpy(np.concatenate(actions) - 1))
@@ -104,6 +106,7 @@ def score_segments(
         raise ValueError(f"kind: wanted one of {', '.join(KINDS)}, got {kind!r}")
     if not rollouts:
         return []
+    require_vocabulary(model, rollouts)
     ids = _ids(rollouts)
     lengths = [len(one) for one in ids]
     row = torch.from_numpy(np.repeat(np.arange(len(ids)), [length - 1 for length in lengths]))

@@ -38,6 +38,8 @@ class Scored:
     version: int | None
     kind: str | None
     logprobs: NDArray[np.float32]
+    evaluation: str = ""
+    """Its evaluation_id."""
 
 
 Key = tuple[str | None, str, int]
@@ -59,7 +61,8 @@ def evaluations_of(store: Scans, ids: tuple[str, ...]) -> dict[Key, list[Scored]
             if not logprobs[index].is_valid:
                 continue
             values = logprobs[index].values.cast(pa.float32()).to_numpy(zero_copy_only=False)
-            one = Scored(version=row["weight_version"], kind=row["kind"], logprobs=values)
+            name = row["evaluation_id"]
+            one = Scored(version=row["weight_version"], kind=row["kind"], logprobs=values, evaluation=name)
             here = found.setdefault((row["run_id"], row["rollout_id"], row["segment"]), [])
             if any(other.version == one.version for other in here):
                 raise DuplicateError(
@@ -107,8 +110,17 @@ class Sides:
         return {name: np.concatenate(pieces) if pieces else np.zeros(0) for name, pieces in self.columns.items()}
 
     def add(self, rollout: Rollout, rows: list[Scored], current: int | None) -> None:
-        """The actions of one segment with all its evaluations; those that cannot enter are counted by reason."""
+        """The actions of one segment with all its evaluations; those that cannot enter are counted by reason.
+
+        Raises ValueError for an evaluation of another number of actions.
+        """
         at = np.flatnonzero(rollout.action_mask)
+        for row in rows:
+            if len(row.logprobs) != len(at):
+                raise ValueError(
+                    f"evaluation {row.evaluation!r}: rollout {rollout.rollout_id!r}: segment {rollout.segment}: wanted "
+                    f"{len(at)} log-probs, one for each action, got {len(row.logprobs)}"
+                )
         self.actions += len(at)
         if rollout.logprobs is None:
             self.left_out["no recorded log-prob"] += len(at)

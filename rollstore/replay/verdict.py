@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from xml.etree import ElementTree
@@ -66,6 +66,8 @@ class Gate:
     weight_version: int | None
     checks: tuple[Check, ...]
     gradients_checked: bool
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+    """Drawn rollouts that could not be checked, by reason."""
 
     @property
     def passed(self) -> bool:
@@ -81,6 +83,7 @@ class Gate:
             "fingerprint": fingerprint(self.engine),
             "weight_version": self.weight_version,
             "gradients_checked": self.gradients_checked,
+            "skipped": self.skipped,
             "checks": plain([asdict(check) for check in self.checks]),
         }
 
@@ -95,6 +98,7 @@ class Gate:
             out.append(f"{said} {'yes' if one.bitwise else 'no'}")
             if not one.passed:
                 out.append(f"     {'; '.join(one.why)}")
+        out.extend(f"not checked: {count} drawn rollouts: {why}" for why, count in self.skipped.items())
         causes = dict.fromkeys(one.cause for one in self.checks if one.cause is not None)
         out.extend(f"cause: {cause}" for cause in causes)
         if not self.gradients_checked:

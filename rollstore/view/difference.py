@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rollstore.replay.compare import Comparison
-from rollstore.replay.difference import Difference, Odds
+from rollstore.replay.difference import Difference
 from rollstore.view import markup
 
 
@@ -48,9 +48,9 @@ def _candidates(first: Difference, words: Mapping[int, str]) -> str:
             f"in {name} ({markup.text(odds.source)})",
             _number(odds.logprob_a),
             _number(odds.logprob_b),
-            _margin(odds, 0.0),
+            _margin(odds.margin_bounds),
         ]
-        + ([_margin(odds, first.noise_gap)] if first.noise_gap is not None else [])
+        + ([_margin(odds.noised_bounds(first.noise_gap))] if first.noise_gap is not None else [])
         for name, odds in (("a", first.a), ("b", first.b))
     ]
     head = ["log-prob of", f"a: {_word(first.token_a, words)}", f"b: {_word(first.token_b, words)}", "b over a"]
@@ -74,8 +74,8 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
 
 
-def _margin(odds: Odds, shift: float) -> str:
-    low, high = (bound - shift for bound in odds.margin_bounds)
+def _margin(bounds: tuple[float, float]) -> str:
+    low, high = bounds
     if low == high:
         return f"{low:.4g}"
     if math.isfinite(high):

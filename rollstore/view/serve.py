@@ -111,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
         serve = _PAGES.get(asked.path)
         if serve is None:
             return HTTPStatus.NOT_FOUND, problem_page(404, f"no page {asked.path}")
+        for name in ("page", "step", "first"):  # also where the page does not look at them
+            _whole(given, name)
         return HTTPStatus.OK, serve(self.server, given)
 
     def _send(self, status: int, page: str, *, body: bool = True) -> None:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from rollstore.replay.samplers.transformers import generate
 from rollstore.replay.verdict import passed_gates
-from rollstore.schema import Rollout, Sampler, Span
+from rollstore.schema import TABLES, Known, Rollout, Sampler, Span
 from rollstore.store.store import open as open_store
 from tests.cli.story import Run
 from tests.test_loop import tiny_model, tiny_tokenizer
@@ -147,3 +149,59 @@ def test_gate_says_what_it_was_not_given(checkpoint: str, sampled: str, tmp_path
         assert (result.exit_code, result.stdout) == (2, "")
         assert said in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def test_gate_fails_where_nothing_could_be_compared_and_counts_what_was_left_out(
+    checkpoint: str, tmp_path: Path, run: Run
+) -> None:
+    path = str(tmp_path / "empty")
+    nothing = Known(np.zeros(2), np.zeros(2, dtype=bool))
+    with open_store(path, create=True).writer(run="r") as writer:
+        writer.append(
+            Rollout(
+                rollout_id="x", run_id="r", tokens=[1, 2, 3], action_mask=[False, True, True], logprobs=nothing,
+                logprob_kind="behavior", samplers=(SAMPLER,),
+            )
+        )  # fmt: skip
+    result = run("gate", "--model", checkpoint, "--longest", "40", "--store", path, "--run", "r", "--json")
+    assert result.exit_code == 1
+    read = json.loads(result.stdout)
+    assert (read["passed"], read["skipped"]) == (False, {"no log-probs": 1})
+    assert passed_gates(open_store(path)) == set()
+
+
+def test_gate_writes_infinities_as_every_command_does(
+    checkpoint: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infinite(_: object, sequences: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.full(len(one) - 1, -np.inf if len(sequences) > 1 else -1.0, np.float32) for one in sequences]
+
+    monkeypatch.setattr("rollstore.replay.score.token_logprobs", infinite)
+    read = json.loads(run("gate", "--model", checkpoint, "--longest", "40", "--json").stdout)
+    batch = [check for check in read["checks"] if check["section"] == "batch"]
+    assert {check["k3"] for check in batch} == {"Infinity"}
+
+
+def test_an_evaluation_that_does_not_fit_its_rollout_is_told_in_one_line(sampled: str, run: Run) -> None:
+    row = {
+        "evaluation_id": "e", "run_id": "r", "rollout_id": "g/0", "segment": 0, "kind": "behavior",
+        "weight_version": 0, "logprobs": [-1.0] * 5,
+    }  # fmt: skip
+    declared = TABLES["evaluations"].arrow_schema
+    schema = pa.schema([declared.field(name) for name in row])
+    open_store(sampled).append("evaluations", pa.Table.from_pylist([row], schema=schema))
+    result = run("mismatch", sampled, "--evaluation", "e")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "evaluation 'e': rollout 'g/0': segment 0: wanted 6 log-probs" in result.stderr
+
+
+def test_evaluate_tells_a_rollout_that_is_not_stored_and_a_token_the_model_lacks(
+    sampled: str, checkpoint: str, tmp_path: Path, run: Run
+) -> None:
+    missing = run("evaluate", sampled, "--model", checkpoint, "--id", "e", "--rollout", "nope")
+    assert missing.exit_code == 2
+    assert "rollout 'nope': wanted a stored rollout" in missing.stderr
+    tiny_model(4).save_pretrained(tmp_path / "small")
+    small = run("evaluate", sampled, "--model", str(tmp_path / "small"), "--id", "e")
+    assert small.exit_code == 2
+    assert "wanted an id of the model's vocabulary, 0 to 3, got " in small.stderr

@@ -12,7 +12,7 @@ import pytest
 from rollstore.replay import compare, noise
 from rollstore.replay.conditions import Explanation
 from rollstore.replay.difference import Odds, judge
-from rollstore.schema import Engine, Heads, Known, Numerics, Rollout, Sampler, Span
+from rollstore.schema import Engine, Heads, Known, LogitBias, Numerics, Rollout, Sampler, Span
 
 SAMPLER = Sampler(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -264,6 +264,168 @@ def test_noise_that_would_not_have_drawn_a_recorded_token_is_told() -> None:
     )
     assert found.contradicted  # b leads by 1.0 with noise in both runs, yet a was drawn in one
     assert found.verdict == "real"
+
+
+def bare(rollout_id: str, tokens: list[int], **fields: Any) -> Rollout:
+    mask = [False] + [True] * (len(tokens) - 1)
+    return Rollout(**({"rollout_id": rollout_id, "tokens": tokens, "action_mask": mask} | fields))
+
+
+def cause(a: Rollout, b: Rollout, name: str) -> Explanation:
+    return by_name(compare(a, b).explanations)[name]
+
+
+def test_each_run_counts_its_own_actions_where_the_masks_differ() -> None:
+    a = bare("a", [1, 2, 3, 4, 5], logprobs=[-0.1, -0.2, -0.3, -0.4], logprob_kind="behavior")
+    b = bare(
+        "b", [1, 2, 3, 4, 9], action_mask=[0, 0, 1, 1, 1], logprobs=[-0.2, -0.3, -5.0], logprob_kind="behavior"
+    )  # fmt: skip
+    for one, other, drawn in ((a, b, (-0.4, -5.0)), (b, a, (-5.0, -0.4))):
+        found = compare(one, other)
+        assert found.first is not None
+        assert (found.first.a.logprob_a, found.first.b.logprob_b) == pytest.approx(drawn)
+        assert (found.actions, found.max_logprob_difference) == (2, 0.0)
+    first = compare(a, b).first
+    assert first is not None
+    assert (first.action, first.action_b) == (3, 2)
+    same = compare(a, changed(b, tokens=a.tokens))
+    assert (same.verdict, same.actions) == ("identical", 3)
+    assert same.max_logprob_difference == pytest.approx(4.6)
+
+
+PLAIN = Sampler(temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ({"grammar": "A"}, {"grammar": "B"}, "possible"),
+        ({"grammar": "A" * 100 + "1"}, {"grammar": "A" * 100 + "2"}, "possible"),
+        ({"logit_bias": [LogitBias(token=3, bias=1.0)]}, {}, "possible"),
+        ({"bad_words": ["no"]}, {}, "possible"),
+        ({"min_tokens": 4}, {"min_tokens": 0}, "possible"),
+        ({"seed": 1}, {"seed": 2}, "possible"),
+        ({"extra": {"typical_p": 0.5}}, {}, "possible"),
+        ({"chain": ["temperature", "top_p"]}, {"chain": ["top_p", "temperature"]}, "possible"),
+        ({"chain": ["temperature", "top_p"]}, {}, "unknown"),
+        ({"applied": False}, {"applied": True}, "unknown"),
+        ({"applied": False, "top_k": 5}, {}, "unknown"),
+        ({"top_k": -1}, {"top_k": 0}, "ruled_out"),
+        ({"min_tokens": 0, "top_p": 1.0, "bad_words": []}, {}, "ruled_out"),
+        ({"max_tokens": 5}, {"max_tokens": 6}, "ruled_out"),
+    ],
+)
+def test_a_sampler_is_ruled_out_only_where_every_setting_is_known_to_agree(
+    first: dict[str, Any], second: dict[str, Any], status: str
+) -> None:
+    a, b = (bare(name, [1, 2, token], samplers=[changed(PLAIN, **settings)])
+            for name, token, settings in (("a", 3, first), ("b", 4, second)))  # fmt: skip
+    for one, other in ((a, b), (b, a)):
+        found = cause(one, other, "sampler")
+        assert found.status == status
+        if status == "possible":
+            said = found.why.removeprefix("sampler: ").split(" and ")
+            assert said[0] != said[-1]
+
+
+def test_a_seed_is_no_cause_where_keyed_noise_drew() -> None:
+    a, b = h32({17: -0.2, 23: -1.8})
+    other = changed(b, samplers=[changed(SAMPLER, seed=2)])
+    assert cause(changed(a, samplers=[changed(SAMPLER, seed=1)]), other, "sampler").status == "ruled_out"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ({"replay_key": 1, "replay_sample": 0}, {"replay_key": 1, "replay_sample": 0}, "ruled_out"),
+        ({"replay_key": 1, "replay_sample": 0}, {"replay_key": 1, "replay_sample": 1}, "possible"),
+        ({"replay_key": 1, "replay_sample": 0}, {}, "unknown"),
+        ({}, {}, "unknown"),
+        ({"samplers": [Sampler(temperature=0.0)]}, {"samplers": [Sampler(temperature=0.0)]}, "ruled_out"),
+    ],
+)
+def test_noise_is_ruled_out_only_where_it_is_known_to_be_one(
+    first: dict[str, Any], second: dict[str, Any], status: str
+) -> None:
+    a, b = (bare(name, [1, 2, token], **fields) for name, token, fields in (("a", 3, first), ("b", 4, second)))
+    assert cause(a, b, "noise").status == status
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ({"max_tokens": 2}, {"max_tokens": 3}, "possible"),
+        ({"max_tokens": 3, "stop": ["x"]}, {"max_tokens": 3}, "possible"),
+        ({"max_tokens": 3, "stop_token_ids": [3]}, {"max_tokens": 3}, "possible"),
+        ({"max_tokens": 3}, {"max_tokens": 3}, "ruled_out"),
+        ({"max_tokens": 3}, {}, "unknown"),
+        ({}, {}, "unknown"),
+    ],
+)
+def test_where_one_run_ended_its_limits_and_stops_are_a_cause(
+    first: dict[str, Any], second: dict[str, Any], status: str
+) -> None:
+    a = bare("a", [1, 2, 3], samplers=[changed(PLAIN, **first)])
+    b = bare("b", [1, 2, 3, 4], samplers=[changed(PLAIN, **second)])
+    assert cause(a, b, "limits").status == cause(b, a, "limits").status == status
+    if status == "possible":
+        assert cause(a, b, "sampler").status == "possible"
+    both = bare("b", [1, 2, 4], samplers=[changed(PLAIN, **second)])
+    assert cause(a, both, "limits").status == "ruled_out"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ({"policy": "llama"}, {"policy": "qwen"}, "possible"),
+        ({"policy": "llama"}, {"policy": "llama"}, "ruled_out"),
+        ({"run_id": "r1"}, {"run_id": "r2"}, "unknown"),
+        ({"run_id": "r1", "policy": "llama"}, {"run_id": "r2"}, "unknown"),
+        ({"run_id": "r1"}, {"run_id": "r1"}, "ruled_out"),
+        ({}, {}, "unknown"),
+        ({"run_id": "r1", "policy": "llama"}, {"run_id": "r1", "policy": "qwen"}, "possible"),
+    ],
+)
+def test_equal_versions_rule_weights_out_only_within_one_policy_or_run(
+    first: dict[str, Any], second: dict[str, Any], status: str
+) -> None:
+    a = bare("a", [1, 2, 3], weight_versions=[0, 0], **first)
+    b = bare("b", [1, 2, 4], weight_versions=[0, 0], **second)
+    assert cause(a, b, "weights").status == status
+
+
+def keyed_raw(kind: str | None, **settings: Any) -> Any:
+    """Two draws of one noise whose raw margin is 1.5 in favour of b; the noise favours a by `gap`."""
+    a, b = h32({17: -2.0, 23: -0.5}, noise=noise.RECIPE, head_kind=kind, logprob_kind=kind)
+    both = [changed(one, samplers=[changed(SAMPLER, **settings)]) for one in (a, b)]
+    return compare(*both).first
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "scale"),
+    [
+        ("behavior", {"temperature": 0.5, "top_k": 5}, 1.0),
+        ("tempered", {"temperature": 0.5}, 1.0),
+        ("raw", {"temperature": 0.5}, 2.0),
+        ("raw", {"temperature": 0.5, "top_k": -1}, 2.0),
+        ("raw", {"temperature": 0.5, "top_k": 5}, None),
+        ("tempered", {"temperature": 0.5, "repetition_penalty": 1.1}, None),
+        ("raw", {"temperature": 0.5, "applied": False}, None),
+        ("raw", {"temperature": 0.0}, None),
+        (None, {"temperature": 1.0}, None),
+    ],
+)
+def test_noise_is_added_to_the_margin_of_what_drew_or_to_none(
+    kind: str | None, settings: dict[str, Any], scale: float | None
+) -> None:
+    first = keyed_raw(kind, **settings)
+    assert first.margin_a == pytest.approx(1.5)
+    for noised in (first.noised_margin_a, first.noised_margin_b):
+        assert noised == (None if scale is None else pytest.approx(1.5 * scale - first.noise_gap))
+    if scale is None:
+        assert first.verdict == "unknown"
+    if kind != "behavior":
+        assert not first.contradicted
 
 
 def test_a_report_is_plain_data_for_json() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from msgspec.structs import replace
 
+import rollstore
+from rollstore.errors import DuplicateError
 from rollstore.replay import by_draw, diff, noise
 from rollstore.replay.draw import draw, joined
 from rollstore.replay.transform import Settings
-from rollstore.schema import Rollout, Sampler
+from rollstore.schema import TABLES, Rollout, Sampler
 
 Record = Callable[..., Rollout]
 
@@ -109,11 +113,65 @@ def test_a_row_stored_twice_counts_once_and_two_contents_are_refused(run: list[R
         diff([run[0], moved(run[0], 5)], run)
 
 
+def test_a_position_that_one_side_alone_drew_is_no_decision() -> None:
+    a = Rollout(rollout_id="a", tokens=[1, 2, 3], action_mask=[0, 1, 1])
+    b = Rollout(rollout_id="b", tokens=[1, 9, 3], action_mask=[0, 0, 1])
+    for one, other in ((a, b), (b, a)):
+        found = diff(one, other)
+        assert (found.changed, found.decisions, found.flipped_first, found.flipped_all) == (1, 1, 0, 0)
+
+
+def test_a_rollout_of_two_changed_segments_counts_once(run: list[Rollout]) -> None:
+    segments = [replace(run[0], reward=None), replace(run[0], segment=1, reward=1.0)]
+    worse = [moved(segments[0], 5), moved(segments[1], 5, reward=0.0)]
+    found = diff([*segments, run[1]], [*worse, run[1]])
+    assert (found.matched, found.changed) == (3, 2)
+    assert (found.rollouts, found.rollouts_changed, found.share_rollouts_changed) == (2, 1, 0.5)
+    assert found.outcomes == {"worse": 1}
+    assert "1 of 2 rollouts changed (50.0%)" in found.lines()
+    assert "0 better, 1 worse" in str(found)
+
+
+def test_one_id_in_two_runs_has_a_reward_in_each(run: list[Rollout]) -> None:
+    first, second = (
+        replace(run[0], run_id=f"run{key}", replay_key=key, reward=reward) for key, reward in ((1, 1.0), (2, 0.0))
+    )
+    found = diff([first, second], [moved(first, 5), second], match=by_draw)
+    assert [(flip.reward_a, flip.reward_b) for flip in found.flips] == [(1.0, 1.0)]
+
+
+def test_a_row_that_was_written_twice_counts_once(run: list[Rollout], tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    for _ in range(2):
+        with store.writer(run="r") as writer:
+            writer.append(run[0])
+    assert diff(store, store).matched == 1
+
+
+def test_one_segment_stored_with_two_rewards_is_refused(run: list[Rollout]) -> None:
+    with pytest.raises(DuplicateError, match="a: rollout 'r0': segment 0: wanted one content, got two of the same"):
+        diff([run[0], replace(run[0], reward=0.5)], run)
+
+
+def test_a_score_that_fits_two_runs_is_refused(run: list[Rollout], tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    for run_id, key in (("one", 1), ("two", 2)):
+        with store.writer(run=run_id) as writer:
+            writer.append(replace(run[0], run_id=run_id, replay_key=key))
+    declared = TABLES["scores"].arrow_schema
+    row = {"rollout_id": "r0", "scorer": "judge", "value": 1.0, "status": "scored"}
+    store.append("scores", pa.Table.from_pylist([row], schema=pa.schema([declared.field(name) for name in row])))
+    assert diff(store, store, match=by_draw, run_a="one", run_b="one", scorer="judge").matched == 1
+    with pytest.raises(DuplicateError, match="a: rollout 'r0': wanted one run, since a score names none, got several"):
+        diff(store, store, match=by_draw, scorer="judge")
+
+
 def test_a_report_tells_the_counts_and_is_plain_data(run: list[Rollout]) -> None:
     found = diff(run, [moved(one, 5) for one in run])
     lines = found.lines(most=1)
     assert lines[0] == "4 of 4 segments changed (100.0%); only in a 0, only in b 0"
     assert lines[-1] == "and 3 more"
+    assert lines[1] == "4 of 4 rollouts changed (100.0%)"
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["flips"][0]["a"] == "r0"
 
 

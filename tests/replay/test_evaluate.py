@@ -12,7 +12,8 @@ import torch
 from msgspec.structs import replace
 
 import rollstore
-from rollstore.replay import evaluate
+from rollstore.errors import NotFoundError
+from rollstore.replay import evaluate, replay
 from rollstore.replay import score as scoring
 from rollstore.schema import Rollout, Sampler
 
@@ -132,3 +133,39 @@ def test_a_sampler_that_cannot_be_honoured_ends_it_and_what_came_before_stays(
         evaluate(store, model, evaluation_id="e", rows_at_once=1)
     assert "bad" not in rows_of(store, "e")
     assert len(rows_of(store, "e")) == 5
+
+
+def test_a_rollout_that_is_not_stored_is_told_and_one_id_may_stand_alone(model: Any, store: Any) -> None:
+    with pytest.raises(NotFoundError, match="rollout 'nope': wanted a stored rollout, the store has none of this id"):
+        evaluate(store, model, evaluation_id="e", rollout_ids=["r1", "nope"])
+    assert evaluate(store, model, evaluation_id="e", rollout_ids="r1") == 1
+    assert list(rows_of(store, "e")) == ["r1"]
+
+
+@pytest.mark.parametrize("name", ["rows_at_once", "tokens_at_once"])
+def test_a_batch_that_could_hold_nothing_is_refused(model: Any, store: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: wanted at least 1, got 0"):
+        evaluate(store, model, evaluation_id="e", **{name: 0})
+
+
+def test_a_token_that_the_model_does_not_have_is_told_by_rollout_and_position(
+    model: Any, tmp_path: Path, record: Record
+) -> None:
+    one = record(prompt=[1, 2, 3])
+    tokens = one.tokens.copy()
+    tokens[1] = 200
+    heads = replace(one.heads, tokens=np.where(np.arange(len(one.heads.tokens)) == 2, 777, one.heads.tokens))
+    said = "rollout 'r': segment 0: {}: wanted an id of the model's vocabulary, 0 to 199, got {}"
+    for number, (wrong, where) in enumerate(
+        (
+            (replace(one, tokens=tokens), ("token 1", 200)),
+            (replace(one, heads=heads), ("head entry 2", 777)),
+        )
+    ):
+        store = rollstore.open(tmp_path / str(number), create=True)
+        with store.writer(run="one") as writer:
+            writer.append(wrong)
+        with pytest.raises(ValueError, match=said.format(*where)):
+            evaluate(store, model, evaluation_id="e")
+        with pytest.raises(ValueError, match=said.format(*where)):
+            replay(store, "r", model)

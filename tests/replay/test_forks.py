@@ -17,6 +17,7 @@ from rollstore.errors import DuplicateError, UnsupportedRecordError
 from rollstore.replay import forks
 from rollstore.replay.forks import Fork, savings, shared, tree
 from rollstore.replay.generate import generate
+from rollstore.replay.samplers.transformers import generate as batched
 from rollstore.schema import Rollout, Sampler
 
 SAMPLER = Sampler(temperature=0.5, top_k=20)
@@ -183,3 +184,58 @@ def test_what_was_generated_can_be_recorded_with_its_parents(model: Any, tmp_pat
     assert forks(store).groups[0].forks == group.forks
     row = store.get("g/1")[0]
     assert (row.parent_rollout_id, row.fork_position) == (f"g/{group.forks[1].parent}", group.forks[1].position)
+
+
+def test_equal_sequences_count_once_although_others_go_on_from_them(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    with store.writer(run="r") as writer:
+        for number, tokens in enumerate([[1, 2, 3], [1, 2], [1, 2]]):
+            mask = [False] + [True] * (len(tokens) - 1)
+            writer.append(Rollout(rollout_id=f"g{number}", group_id="g", tokens=tokens, action_mask=mask))
+    (group,) = forks(store).groups
+    assert group.distinct == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens: wanted at least 0, got -1"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens: wanted a whole number, got 1.5"),
+        ({"prompts": [[1.5]]}, r"prompts\[0\]: wanted whole token ids, got float64"),
+        ({"prompts": [[1, -1]]}, r"prompts\[0\]: token 1: wanted an id of the model's vocabulary, 0 to 199, got -1"),
+        (
+            {"prompts": [[1], [200]]},
+            r"prompts\[1\]: token 0: wanted an id of the model's vocabulary, 0 to 199, got 200",
+        ),
+        ({"samples": 1.5}, "samples: wanted a whole number, got 1.5"),
+        ({"keys": True}, "keys: wanted a whole number, got True"),
+        ({"keys": [1.5]}, "keys: wanted a whole number, got 1.5"),
+        ({"head_size": -1}, "head_size: wanted at least 0, got -1"),
+        ({"stop_token_ids": [2.5]}, "stop_token_ids: wanted a whole number, got 2.5"),
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_numbers_that_do_not_fit_are_refused_by_name(
+    model: Any, change: dict[str, Any], said: str, *, shared: bool
+) -> None:
+    prompts = change.get("prompts", [[1]])
+    options: dict[str, Any] = {"sampler": SAMPLER, "max_new_tokens": 2, "keys": [1] * len(prompts)}
+    options |= {"samples": 1 if shared else 0} | {name: value for name, value in change.items() if name != "prompts"}
+    with pytest.raises(ValueError, match=said):
+        (generate if shared else batched)(model, prompts, **options)
+
+
+@pytest.mark.parametrize("samples", [-2, [[-2]]])
+def test_a_count_or_number_of_samples_below_zero_is_refused(model: Any, samples: Any) -> None:
+    with pytest.raises(ValueError, match="samples: wanted at least 0, got -2"):
+        generate(model, [[1]], 1, samples=samples, sampler=SAMPLER, max_new_tokens=2)
+
+
+def test_a_key_may_be_a_number_of_numpy(model: Any) -> None:
+    options: dict[str, Any] = {"sampler": SAMPLER, "max_new_tokens": 4}
+    (plain,), (numpys,) = (
+        generate(model, [[1, 2]], key, samples=1, **options).groups[0].turns for key in (5, np.uint64(5))
+    )
+    assert plain.tokens.tolist() == numpys.tokens.tolist()
+    (alone,) = batched(model, [[1, 2]], keys=np.uint64(5), samples=np.int64(0), **options)
+    assert alone.tokens.tolist() == plain.tokens.tolist()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,10 @@ SEQUENCES = [Case(name=name, tokens=np.array(ids)) for name, ids in {"a": range(
 
 def checked(model: Any, **options: Any) -> Gate:
     return gate(model, SEQUENCES, **({"engine": ENGINE} | options))
+
+
+def replace_limits(**changes: Any) -> Limits:
+    return dataclasses.replace(DEFAULT, **changes)
 
 
 def failed(found: Gate) -> set[str]:
@@ -111,7 +117,42 @@ def test_a_number_of_another_kind_fails_and_is_named(model: Any, record: Callabl
 
 
 def test_draws_without_log_probs_are_no_pass(model: Any, record: Callable[..., Rollout]) -> None:
-    assert failed(checked(model, drawn=[record(logprobs=None)])) == {"draws"}
+    nothing = Known(np.zeros(16), np.zeros(16, dtype=bool))
+    for drawn in (record(logprobs=None), record(logprobs=nothing), record(logprob_kind=None, heads=None)):
+        found = checked(model, drawn=[drawn])
+        assert failed(found) == {"draws"}
+        assert sum(found.to_dict()["skipped"].values()) == 1
+        assert any(line.startswith("not checked: 1 drawn rollouts: ") for line in found.lines())
+
+
+def test_rollouts_that_cannot_be_checked_are_counted_beside_those_that_were(
+    model: Any, record: Callable[..., Rollout]
+) -> None:
+    found = checked(model, drawn=[record(), record(sample=3, logprob_kind=None, heads=None)])
+    assert found.passed
+    assert found.skipped == {"log-probs of no known kind": 1}
+
+
+def test_draws_that_the_trainer_rules_out_whole_leave_nothing_compared(
+    model: Any, record: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outside(_: Any, rollouts: Any, **__: Any) -> Any:
+        return [(np.full(int(one.action_mask.sum()), -np.inf, dtype=np.float32), None, None) for one in rollouts]
+
+    monkeypatch.setattr("rollstore.replay.score.score_rollouts", outside)
+    (check,) = [one for one in checked(model, drawn=[record()]).checks if one.section == "draws"]
+    assert (check.passed, check.n) == (False, 0)
+    assert check.why == ("nothing compared", "16 tokens outside the trainer's support")
+
+
+def test_an_engine_that_returns_nan_is_told_so_with_the_first_place(model: Any) -> None:
+    def broken(sequences: Any) -> Any:
+        found = [one.copy() for one in token_logprobs(model, sequences)]
+        found[1][[4, 7]] = np.nan
+        return found
+
+    (check,) = [one for one in checked(model, scorer=broken).checks if not one.passed]
+    assert check.cause == "the engine returned NaN: 2 of 11 log-probs, the first at 4 of engine: b"
 
 
 def test_an_engine_that_is_infinitely_off_or_says_too_little_does_not_pass(model: Any) -> None:
@@ -220,18 +261,26 @@ def test_a_result_is_kept_with_the_fingerprint_and_a_loader_can_refuse_engines_w
 def test_limits_come_from_a_small_file_and_what_does_not_belong_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gate.toml"
     path.write_text("[engine]\nk3 = 1e-5\nmax_abs = 1\n[batch]\nbitwise = true\n")
-    assert read_limits(path) == {"engine": Limits(k3=1e-5, max_abs=1), "batch": Limits(bitwise=True)}
+    named = {"engine": replace_limits(k3=1e-5, max_abs=1), "batch": replace_limits(bitwise=True)}
+    assert read_limits(path) == named  # what a section does not name is as without a file
+    path.write_text("[engine]\n[cache]\nk3 = inf\n")
+    assert read_limits(path) == {"engine": DEFAULT, "cache": replace_limits(k3=math.inf)}
     for text, said in {
         "[engin]\nk3 = 1": "wanted sections out of engine, .* got 'engin'",
         "[engine]\nk4 = 1": "engine: wanted keys out of k3, .* got 'k4'",
         "[engine]\nk3 = -1": "engine.k3: wanted a number of at least 0, got -1",
         "[engine]\nk3 = true": "engine.k3: wanted a number of at least 0, got True",
         "[engine]\nbitwise = 1": "engine.bitwise: wanted true or false, got 1",
+        "[engine]\nrelative = 1e-3": "engine: wanted keys out of k3, mean_abs, max_abs, bitwise, got 'relative'",
+        "[gradients]\nk3 = 1e-4": "gradients: wanted keys out of relative, bitwise, got 'k3'",
         "k3 =": "wanted a TOML file",
     }.items():
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
             read_limits(path)
+    path.write_bytes(b"[engine]\n# \xff\n")
+    with pytest.raises(ValueError, match=r"gate.toml: wanted a TOML file in UTF-8, got"):
+        read_limits(path)
 
 
 def test_a_transformers_model_says_what_it_is(model: Any) -> None:

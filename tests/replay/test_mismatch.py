@@ -200,3 +200,17 @@ def test_real_engines_have_the_sizes_that_were_measured(tmp_path: Path) -> None:
     assert sizes["vllm_proc_bf16"] == pytest.approx((0.030, 1.3e-3), rel=0.15)
     # The raw number mistaken for behavior; with the two sides changed about, this k3 is 5.2e-2.
     assert sizes["vllm_raw_fp32"] == pytest.approx((0.275, 7.5e-2), rel=0.15)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_an_evaluation_of_another_number_of_actions_is_refused_by_name(tmp_path: Path, count: int) -> None:
+    store = store_of(tmp_path, rollout())
+    scored(store, "e", 3, [-1.0] * count)
+    said = f"evaluation 'e': rollout 'a': segment 0: wanted 4 log-probs, one for each action, got {count}"
+    with pytest.raises(ValueError, match=said):
+        mismatch(store, evaluations="e")
+
+
+def test_no_evaluations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="evaluations: wanted at least one id, got none"):
+        mismatch(store_of(tmp_path, rollout()), evaluations=[])

@@ -259,6 +259,8 @@ def test_no_positions_give_no_rows() -> None:
         ({"positions": [[1]]}, "positions: wanted integers"),
         ({"sample": [1, 2, 3]}, "sample: wanted one integer or 1"),
         ({"vocab_size": 0}, "vocab_size: wanted 1 to"),
+        ({"vocab_size": 2.5}, "vocab_size: wanted 1 to"),
+        ({"vocab_size": True}, "vocab_size: wanted 1 to"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(change: dict[str, Any], message: str) -> None:

@@ -54,6 +54,13 @@ def test_scores_of_several_sizes_are_tested_by_flipping_every_sign() -> None:
     assert many.p < 1e-3
 
 
+def test_the_unit_of_the_scores_changes_no_p() -> None:
+    for unit in (1e-300, 1e-10, 1.0, 1e10):
+        found = paired({str(n): 0.0 for n in range(10)}, {str(n): (n + 1) * unit for n in range(10)})
+        assert found is not None
+        assert found.p == 2 / 1024
+
+
 def test_no_difference_is_no_evidence_and_one_question_no_test() -> None:
     same = paired(scores(1, 0, 1), scores(1, 0, 1))
     assert same is not None

@@ -8,7 +8,7 @@ temperature and filters.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import transformers
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from rollstore.replay.arguments import prompt_ids, stop_ids, whole
 from rollstore.replay.draw import Growing, Turn, draw
 from rollstore.replay.transform import settings_of
 from rollstore.schema import Engine, Numerics, Sampler
@@ -47,22 +48,18 @@ def generate(
 
     Raises ValueError for arguments that do not fit, UnsupportedRecordError for a sampler that cannot be honoured.
     """
-    ids = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+    ids = prompt_ids(model, prompts)
     n = len(ids)
     if n == 0:
         return []
-    for index, prompt in enumerate(ids):
-        if prompt.ndim != 1 or len(prompt) == 0:
-            raise ValueError(
-                f"prompts[{index}]: wanted a flat, non-empty list of token ids, got shape {list(prompt.shape)}"
-            )
+    whole("head_size", head_size, least=0)
     keys, samples, segments = _each("keys", keys, n), _each("samples", samples, n), _each("segments", segments, n)
     samplers = [sampler] * n if isinstance(sampler, Sampler) else list(sampler)
     if len(samplers) != n:
         raise ValueError(f"sampler: wanted one or {n}, one for each prompt, got {len(samplers)}")
     settings = [settings_of(one) for one in samplers]
     limits = _each("max_new_tokens", max_new_tokens, n)
-    stops = frozenset(int(token) for token in stop_token_ids)
+    stops = stop_ids(stop_token_ids)
     growing = [Growing(limit=limit, stops=stops) for limit in limits]
     extra = max(0, (rows or n) - n)
     if rows is not None and rows < n:
@@ -166,9 +163,9 @@ def cached_call(model: PreTrainedModel) -> tuple[str, dict[str, Any]]:
 
 
 def _each(name: str, value: int | Sequence[int], n: int) -> list[int]:
-    if isinstance(value, int):
-        return [value] * n
-    values = [int(one) for one in value]
+    if not isinstance(value, Iterable):
+        return [whole(name, value)] * n
+    values = [whole(name, one) for one in value]
     if len(values) != n:
         raise ValueError(f"{name}: wanted one integer or {n}, one for each prompt, got {len(values)}")
     return values
