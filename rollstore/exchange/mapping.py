@@ -64,11 +64,26 @@ def read_mapping(path: str | os.PathLike[str]) -> Mapping:
     for name, field in columns.items():
         if not isinstance(field, str) or not field:
             raise ValueError(f"{path}: {name}: wanted the name of a field, got {field!r}")
+    for name, value in constants.items():
+        _check_constant(path, name, value)
     named = set(columns)
     if not ({"tokens", "action_mask"} <= named or named & {"response_tokens", "response_text"}):
         wanted = "tokens and action_mask, or response_tokens, or response_text"
         raise ValueError(f"{path}: columns: wanted {wanted}, got {', '.join(sorted(named)) or 'none'}")
     return Mapping(columns={name: tuple(field.split(".")) for name, field in columns.items()}, constants=constants)
+
+
+def _check_constant(path: str | os.PathLike[str], name: str, value: Any) -> None:
+    """A constant that its column cannot hold would refuse every row."""
+    column = ROLLOUTS.by_name.get(name)
+    if column is None:  # metadata.<name>, or the caller's own
+        return
+    try:
+        pa.scalar(_fitting(name, value), column.type)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        raise ValueError(f"{path}: {name}: wanted a constant of {column.type}, got {value!r}") from None
+    if column.enum and value not in column.enum:
+        raise ValueError(f"{path}: {name}: wanted one of {', '.join(column.enum)}, got {value!r}")
 
 
 def _is_column(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,17 +88,24 @@ def shown(value: Any) -> str:
 def decoded(line: bytes) -> dict[str, Any]:
     """The object on a line, NaN and infinities as Python's json writes them included.
 
-    Raises UnsupportedRecordError where it is none.
+    Raises UnsupportedRecordError where it is none, or holds a number that is too large for 64 bits.
     """
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError):
         try:  # slower, and takes what the first does not: NaN, and texts with lone surrogates
-            value = json.loads(line)
+            value = json.loads(line, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise UnsupportedRecordError(f"line: wanted JSON, got: {error}") from None
     if not isinstance(value, dict):
         raise refuse("line", "a JSON object", value)
+    return value
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:40]}, which is too large a number")
     return value
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rollstore.readers.arrow import Lease
 from rollstore.readers.rows import TABLE
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
@@ -31,12 +32,14 @@ class Arrivals:
 
     def new(self) -> Iterator[pa.RecordBatch]:
         """The rows that are new at this moment, batch by batch, with their origin. What is not taken is new again."""
-        with self._store.snapshot() as snapshot:
-            full = snapshot.schema(TABLE)
-            known = [name for name in dict.fromkeys([*self._columns, *ORIGIN]) if name in full.names]
-            schema = pa.schema([full.field(name) for name in known])
-            for source in (*snapshot.parts(TABLE), *snapshot.views(TABLE)):
-                yield from self._of(source, schema, snapshot)
+        # A lease and no `with`: who leaves this half-way and ends the program has it closed while there still is a way.
+        lease = Lease(self._store.snapshot())
+        snapshot = lease.snapshot
+        full = snapshot.schema(TABLE)
+        known = [name for name in dict.fromkeys([*self._columns, *ORIGIN]) if name in full.names]
+        schema = pa.schema([full.field(name) for name in known])
+        for source in (*snapshot.parts(TABLE), *snapshot.views(TABLE)):
+            yield from self._of(source, schema, snapshot)
 
     def _of(self, source: Part | JournalView, schema: pa.Schema, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
         key = (type(source).__name__, source.name)

@@ -10,9 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.readers.arguments import whole
 from rollstore.readers.arrow import dataset
 from rollstore.schema import TABLES
 from rollstore.store.snapshot import Snapshot
+from rollstore.store.where import check_where
 
 Bools = npt.NDArray[np.bool_]
 OTHERS = tuple(name for name in TABLES if name != "rollouts")
@@ -38,10 +40,16 @@ class Filters:
 
     def __post_init__(self) -> None:
         for name, tables in (("having", self.having), ("without", self.without)):
+            if not isinstance(tables, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name}: wanted a mapping of tables to conditions, got {tables!r}")
             if unknown := [table for table in tables if table not in OTHERS]:
                 raise ValueError(f"{name}: wanted conditions on {', '.join(OTHERS)}, got one on {unknown[0]!r}")
         if (self.version is None) != (self.max_lag is None):
             raise ValueError(f"max_lag: wanted together with version, got {self.max_lag} and {self.version}")
+        for name, value, least in (("max_uses", self.max_uses, 1), ("version", self.version, None),
+                                   ("max_lag", self.max_lag, 0)):  # fmt: skip
+            if value is not None:
+                whole(name, value, least)
 
     def at(self, version: int | None) -> Filters:
         """The same filters for other current weights."""
@@ -63,11 +71,31 @@ class Filters:
         return ", ".join(filter(None, said))
 
 
+def check_scalar(where: pc.Expression, schema: pa.Schema) -> None:
+    """Raises ValueError where `where` names a column that rollouts lack, or a list; TypeError where it is no filter."""
+    check_where(where, schema, "rollouts")
+    lists = [column.name for column in schema if pa.types.is_list(column.type)]
+    try:
+        check_where(where, pa.schema([column for column in schema if column.name not in lists]), "rollouts")
+    except ValueError:
+        named = next((name for name in lists if name in str(where)), "one")
+        raise ValueError(f"where: wanted scalar columns of rollouts, got the list {named!r}") from None
+
+
+def check_named(name: str, which: pc.Expression, snapshot: Snapshot, table: str) -> None:
+    """As `check_where`, for a condition on another table that the caller knows by another name."""
+    try:
+        check_where(which, snapshot.schema(table), table)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {str(error).removeprefix('where: ')}") from None
+
+
 def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bools:
     """bool [n]: which rollouts the other tables leave in."""
     kept = np.ones(len(rollout_ids), bool)
-    for wanted, tables in ((True, filters.having), (False, filters.without)):
+    for name, wanted, tables in (("having", True, filters.having), ("without", False, filters.without)):
         for table, which in tables.items():
+            check_named(name, which, snapshot, table)
             ids = dataset(snapshot, table).to_table(columns=["rollout_id"], filter=which)["rollout_id"].combine_chunks()
             found = pc.is_in(rollout_ids, value_set=ids.unique()).to_numpy(zero_copy_only=False)
             kept &= found if wanted else ~found

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.errors import DuplicateError
+from rollstore.readers import arguments
 from rollstore.readers.arrivals import ORIGIN, Arrivals
+from rollstore.readers.filters import check_scalar
 from rollstore.readers.ledger import Ledger
 from rollstore.store.store import Store
 
@@ -50,7 +52,8 @@ class Rules:
     behind when it would be given is discarded, counted from its oldest action; so is what has an unknown version.
     whole_groups: a group comes whole, once group_size members are finished. group_wait: seconds after which one that is
     still incomplete is closed, for ever when None; incomplete: then to take what there is of it, or to leave it out.
-    Members that come later than that are discarded. timeout: seconds to wait for a full batch before what is there is
+    A group of which no member says its group_size waits as long, and is then what is there of it. Members that come
+    later than that are discarded. timeout: seconds to wait for a full batch before what is there is
     given, or nothing more; None waits for ever. poll: seconds between looks at the store.
     """
 
@@ -66,17 +69,19 @@ class Rules:
     poll: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.tokens_per_batch is None and self.rollouts_per_batch is None:
-            raise ValueError("tokens_per_batch: wanted at least 1, got None; or rollouts_per_batch")
-        for name in ("tokens_per_batch", "rollouts_per_batch"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}: wanted at least 1, got {value}")
-        if self.poll <= 0:
+        arguments.limits(self.tokens_per_batch, self.rollouts_per_batch)
+        arguments.flag("whole_groups", self.whole_groups)
+        arguments.seconds("group_wait", self.group_wait)
+        arguments.seconds("timeout", self.timeout)
+        arguments.seconds("poll", self.poll)
+        if not self.poll:
             raise ValueError(f"poll: wanted more than 0 seconds, got {self.poll}")
+        arguments.function("version", self.version)
         if (self.version is None) != (self.max_lag is None):
             raise ValueError("max_lag: wanted together with version, which says what the current one is")
-        if self.incomplete not in ("take", "leave_out"):
-            raise ValueError(f"incomplete: wanted 'take' or 'leave_out', got {self.incomplete!r}")
+        if self.max_lag is not None:
+            arguments.whole("max_lag", self.max_lag, 0)
+        arguments.word("incomplete", self.incomplete, ("take", "leave_out"))
 
 
 @dataclass(kw_only=True)
@@ -100,24 +105,31 @@ class _Rollout:
 
     def oldest(self) -> int | None:
         """The version of the oldest action; None where that of some action is not known."""
+        return min(self._versions("weight_version_min"), default=None)
+
+    def _versions(self, name: str) -> list[int]:
+        """Of each segment that says it; none where one with actions does not."""
         found: list[int] = []
         for row in self.rows.values():
-            low, high = (row.column(f"weight_version_{end}")[0].as_py() for end in ("min", "max"))
-            if low is None and high is not None:
-                return None
-            found += [] if low is None else [low]
-        return min(found, default=None)
+            version = row.column(name)[0].as_py()
+            if version is None and pc.any(row.column("action_mask")[0].values).as_py():
+                return []
+            found += [] if version is None else [version]
+        return found
 
     def summary(self) -> pa.Table:
         """The last segment, with the versions of all."""
         table = pa.Table.from_batches([self.rows[max(self.rows)]])
-        place = table.schema.get_field_index("weight_version_min")
-        return table.set_column(place, "weight_version_min", pa.array([self.oldest()], pa.int64()))
+        newest = max(self._versions("weight_version_max"), default=None)
+        for name, version in (("weight_version_min", self.oldest()), ("weight_version_max", newest)):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, pa.array([version], pa.int64()))
+        return table
 
 
 @dataclass(kw_only=True)
 class _Unit:
-    """What is given together: a rollout, or a group of them."""
+    """What is given together: a rollout, or a group of them. size: 0 while no member says it."""
 
     size: int
     since: float
@@ -127,7 +139,7 @@ class _Unit:
 
     @property
     def complete(self) -> bool:
-        return sum(member.finished for member in self.members.values()) >= max(1, self.size)
+        return 0 < self.size <= sum(member.finished for member in self.members.values())
 
 
 class Follower:
@@ -142,13 +154,18 @@ class Follower:
         self, store: Store, *, train_run: str, rules: Rules, columns: Sequence[str], resume_step: int | None = None,
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        """resume_step: the step that the trainer's checkpoint goes on with; what an earlier attempt of the run did in
+        """resume_step: the `step` that the trainer's checkpoint goes on with; what an earlier attempt of the run did in
         that step or later comes again. Left out, the run goes on after the last step recorded."""
+        arguments.text("train_run", train_run)
+        if resume_step is not None:
+            arguments.whole("resume_step", resume_step)
         self._rules, self._clock = rules, clock or Clock()
         self._ledger = Ledger(store, train_run, resume_step, self._clock.date)
         asked = "" if rules.where is None else str(rules.where)
         with store.snapshot() as snapshot:
             schema = snapshot.schema("rollouts")
+        if rules.where is not None:
+            check_scalar(rules.where, schema)
         if unknown := [name for name in columns if name not in schema.names]:
             raise ValueError(f"columns: rollouts has no column {', '.join(map(repr, unknown))}")
         # The text of an expression names every column it looks at; a name found by chance is only read in vain.
@@ -167,7 +184,7 @@ class Follower:
 
     @property
     def step(self) -> int:
-        """The step that `commit` records next."""
+        """The step that `commit` records next: a commit of nothing is none."""
         return self._ledger.step
 
     @property
@@ -226,7 +243,8 @@ class Follower:
         id_, segment, run, step, group = (
             row.column(name)[0].as_py() for name in ("rollout_id", "segment", "run_id", "step", "group_id")
         )
-        key = (run, step, group) if self._rules.whole_groups and group is not None else (None, None, id_)
+        grouped = self._rules.whole_groups and group is not None
+        key = (run, step, group) if grouped else (None, None, id_)
         if self._rules.whole_groups:
             key = self._home(id_, segment, key)
         if id_ in self._ledger.done:
@@ -236,7 +254,7 @@ class Follower:
             if all(id_ not in unit.members for unit in self._ready):
                 self._ledger.drop(id_, "discarded", _LATE, self._clock.date())
             return
-        size = row.column("group_size")[0].as_py() if self._rules.whole_groups and group is not None else 1
+        size = 1 if key == (None, None, id_) and not grouped else row.column("group_size")[0].as_py()
         unit = self._coming.setdefault(key, _Unit(size=0, since=self._clock.now()))
         unit.size = max(unit.size, size or 0)
         rollout = unit.members.setdefault(id_, _Rollout(id=id_))
@@ -288,7 +306,7 @@ class Follower:
     def _close_incomplete(self, unit: _Unit) -> None:
         there = sum(member.finished for member in unit.members.values())
         for id_, member in list(unit.members.items()):
-            if self._rules.incomplete == "leave_out" or not member.finished:
+            if (self._rules.incomplete == "leave_out" and unit.size) or not member.finished:
                 what = f"its group has {there} of {unit.size}" if member.finished else "unfinished"
                 self._drop(unit, id_, "discarded", f"incomplete: {what} after {self._rules.group_wait} s")
 

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from rollstore.errors import DuplicateError, UnsupportedRecordError
 from rollstore.readers.arrow import dataset
+from rollstore.readers.filters import check_named
 from rollstore.readers.order import Ints
 from rollstore.readers.rows import PLACE, Reader
 from rollstore.store.snapshot import Snapshot
@@ -50,6 +51,7 @@ class Rewards:
         """rows: rollout_id and segment; the reward stands on each row of its rollout. which: the scores that count, of
         those of whole rollouts (no segment, span or position). Raises DuplicateError where a rollout has two of them:
         which of several repeats or versions is the reward is for the caller to say."""
+        check_named("rewards", which, snapshot, "scores")
         whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
         found = dataset(snapshot, "scores").to_table(columns=["rollout_id", "value"], filter=which & whole)
         place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")

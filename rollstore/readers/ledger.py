@@ -13,6 +13,10 @@ from rollstore.readers.arrow import dataset
 from rollstore.schema import TABLES
 from rollstore.store.store import Store
 
+_OF_A_STEP = (
+    "epoch", "weight_version", "anchor_version", "recipe", "step_started_at", "step_finished_at", "sync_seconds",
+)  # fmt: skip
+
 
 class Ledger:
     """Rows of `uses` of one attempt of a run: collected as rollouts are given or dropped, written with the step.
@@ -29,13 +33,15 @@ class Ledger:
             )
         attempts = pc.fill_null(rows["attempt"], 0)
         self.attempt: int = (pc.max(attempts).as_py() if rows.num_rows else -1) + 1
-        self.step: int = _after(rows, attempts) if resume_step is None else resume_step
+        self.step: int = _after(rows, attempts) if resume_step is None else int(resume_step)
         if self.step < 0:
             raise ValueError(f"resume_step: wanted at least 0, got {resume_step}")
         kept = rows.filter(_current(rows, attempts)).filter(pc.field("train_step") < self.step)
         self.done: set[str] = set(kept["rollout_id"].to_pylist())
         self._rows: list[dict[str, Any]] = []
         self._writer: Any = None
+        self._unsafe = False
+        """whether rows of this step are with the writer, and may not survive power loss yet"""
 
     def give(self, id_: str, enqueued_at: datetime | None, consumed_at: datetime, actions: int) -> None:
         """A rollout was given to the trainer."""
@@ -54,23 +60,39 @@ class Ledger:
             self._rows.append({"rollout_id": id_, **columns})
 
     def commit(self, **columns: Any) -> None:
-        """Write the rows collected as those of this step; they survive power loss. Raises WriteError, SchemaError."""
-        if unknown := [name for name in columns if name not in TABLES["uses"].by_name]:
-            raise ValueError(f"uses has no column {unknown[0]!r}")
+        """Write the rows collected as those of this step; they survive power loss. Without rows nothing happens.
+
+        columns: of a step, the same in each row. Raises ValueError, TypeError on others, WriteError, SchemaError.
+        """
+        _check(columns)
+        if not self._rows and not self._unsafe:
+            return  # A step of which nothing is on record could not be told, later, from one that was never made.
         if self._rows:
             same = {"train_run": self._run, "attempt": self.attempt, "train_step": self.step, "epoch": 0, **columns}
             if self._writer is None:
                 self._writer = self._store.writer(table="uses", source=self._run)
             self._writer.append(_table([{**same, **row} for row in self._rows]))
-            self._rows = []
-        if self._writer is not None:
-            self._writer.flush(sync=True)
-        self.step += 1
+            self._rows, self._unsafe = [], True
+        self._writer.flush(sync=True)
+        self.step, self._unsafe = self.step + 1, False
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _check(columns: dict[str, Any]) -> None:
+    known = TABLES["uses"].by_name
+    for name, value in columns.items():
+        if name not in known:
+            raise ValueError(f"uses has no column {name!r}")
+        if name not in _OF_A_STEP:
+            raise ValueError(f"{name}: wanted columns of a step ({', '.join(_OF_A_STEP)}), got one of a rollout's use")
+        try:
+            pa.scalar(value, known[name].type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            raise TypeError(f"{name}: wanted {known[name].type}, got {value!r}") from None
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:

@@ -66,8 +66,10 @@ def share_prefixes(batch: TokenBatch, *, within: Tensor | None = None) -> Shared
     within: [B] labels; only rows with the same one share. Left out, all rows do that begin with the same ids: give
     labels where equal ids do not mean equal input, as with images. Takes a batch from `collate`, on any device; the
     trees are built on the host, a row at a time. Hidden states of a causal model under the mask are those of the
-    unshared rows: rotary and absolute positions come from `position_ids`.
+    unshared rows: rotary and absolute positions come from `position_ids`. Raises ValueError on labels of another shape.
     """
+    if within is not None and tuple(within.shape) != (batch.rows,):
+        raise ValueError(f"within: wanted a label for each of {batch.rows} rows, got shape {tuple(within.shape)}")
     tokens: Ints = batch.tokens.cpu().numpy()
     bounds: Ints = batch.cu_seqlens.cpu().numpy().astype(np.int64)
     labels: Ints = np.zeros(batch.rows, np.int64) if within is None else within.cpu().numpy().astype(np.int64)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -69,6 +70,19 @@ class Reader:
             return pa.concat_tables(found).combine_chunks()
         more = [] if lengths is None else [pa.field(_LENGTH, pa.int64())]
         return pa.schema([*schema, *more, pa.field(PLACE, pa.int64())]).empty_table()
+
+    def acting(self, places: Ints) -> npt.NDArray[np.bool_]:
+        """bool [n]: which of the rollouts' rows at some places, each once, have actions."""
+        order = np.argsort(places)
+        found: list[npt.NDArray[np.bool_]] = [np.zeros(0, bool)]
+        for batch in self.read(places[order], ["action_mask"]):
+            masks = batch.column(0)
+            ends = np.cumsum(pc.fill_null(pc.list_value_length(masks), 0).to_numpy())
+            before = np.concatenate([[0], np.cumsum(masks.flatten().to_numpy(zero_copy_only=False))])
+            found.append(np.diff(before[ends], prepend=0) > 0)
+        acting = np.empty(len(places), bool)
+        acting[order] = np.concatenate(found)
+        return acting
 
     def read(
         self, places: Ints, columns: Sequence[str], fields: Mapping[str, Sequence[str]] | None = None

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError
-from rollstore.readers.filters import Filters, by_others
+from rollstore.readers.filters import Filters, by_others, check_scalar
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
 from rollstore.readers.rows import PLACE, Reader
@@ -58,20 +58,33 @@ def select(
     """Select rollouts by their last segment, on which reward and ending stand.
 
     The condition looks at any scalar column; there, weight_version_min and weight_version_max are those of all
-    segments. incomplete: groups of which fewer than group_size finished rollouts are there, whatever the filters say
-    of those that are: load what there is, or nothing of them. Raises DuplicateError where one (rollout_id, segment) is
-    stored with different contents.
+    segments, unknown where one with actions has none. incomplete: groups of which fewer than group_size finished
+    rollouts are there, whatever the filters say of those that are: load what there is, or nothing of them. Raises
+    DuplicateError where one (rollout_id, segment) is stored with different contents, ValueError or TypeError where the
+    condition is none over scalar columns.
     """
+    if filters.where is not None:
+        check_scalar(filters.where, reader.schema)
     where = filters.condition
     text = "" if where is None else str(where)
     # The text of an expression names every column it looks at; a name found by chance is only read in vain.
     tested = [f.name for f in reader.schema if f.name in text and not pa.types.is_list(f.type)]
     members = _MEMBERS if incomplete == "leave_out" else ()
-    rows = reader.index(["rollout_id", "segment", *_GROUP, *_ORIGIN, *(_VERSIONS if tested else ()), *tested, *members])
+    rows = reader.index(
+        [
+            "rollout_id",
+            "segment",
+            *_GROUP,
+            *_ORIGIN,
+            *(_VERSIONS if {*_VERSIONS} & {*tested} else ()),
+            *tested,
+            *members,
+        ]
+    )
     rows = _once(snapshot, rows.sort_by([(name, "ascending") for name in _ORIGIN]))
     rollout = _codes(rows["rollout_id"])
     last = _last(rollout, rows["segment"].to_numpy())
-    kept = np.ones(len(last), bool) if where is None else _kept(rows, rollout, last, where)
+    kept = np.ones(len(last), bool) if where is None else _kept(reader, rows, rollout, last, where)
     ends = rows.take(pa.array(last))
     kept &= by_others(snapshot, ends["rollout_id"].combine_chunks(), filters)
     own = _placed(rows, rollout, last) if whole_groups else ends
@@ -111,10 +124,11 @@ def _once(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
             f"{id_!r}, segment {segment}: wanted one content, got different ones; "
             f"{len(found.conflicts)} in all, which `verify` lists"
         )
-    gone = found.left_out.append_column("gone", pa.array(np.ones(found.left_out.num_rows, bool)))
-    joined = rows.join(gone, keys=list(_ORIGIN), join_type="left outer")
-    kept = joined.filter(pc.is_null(joined["gone"])).drop_columns(["gone"])
-    return kept.sort_by([(name, "ascending") for name in _ORIGIN])
+    # Arrow joins no table that holds a map, as metadata is one: only numbers of rows.
+    numbered = rows.select(_ORIGIN).append_column("row", pa.array(np.arange(rows.num_rows)))
+    kept = np.ones(rows.num_rows, bool)
+    kept[numbered.join(found.left_out, keys=list(_ORIGIN), join_type="inner")["row"].to_numpy()] = False
+    return rows.filter(pa.array(kept))
 
 
 def _codes(column: pa.ChunkedArray) -> Ints:
@@ -130,26 +144,29 @@ def _last(rollout: Ints, segment: npt.NDArray[Any]) -> Ints:
     return order[ends]
 
 
-def _kept(rows: pa.Table, rollout: Ints, last: Ints, where: pc.Expression) -> npt.NDArray[np.bool_]:
+def _kept(reader: Reader, rows: pa.Table, rollout: Ints, last: Ints, where: pc.Expression) -> npt.NDArray[np.bool_]:
     """Which rollouts the filter keeps."""
     table = rows.take(pa.array(last))
-    low, high = (pc.fill_null(rows[name], 0).to_numpy() for name in _VERSIONS)
-    low_known, high_known = (pc.is_valid(rows[name]).to_numpy() for name in _VERSIONS)
-    # A segment with a newest version and no oldest one may have begun under any: then so may the rollout.
-    unknown = np.bincount(rollout, weights=high_known & ~low_known, minlength=len(last)) > 0
-    oldest = np.full(len(last), np.iinfo(np.int64).max)
-    np.minimum.at(oldest, rollout[low_known], low[low_known])
-    newest = np.full(len(last), np.iinfo(np.int64).min)
-    np.maximum.at(newest, rollout[high_known], high[high_known])
-    none = np.bincount(rollout, weights=low_known, minlength=len(last)) == 0
-    never = np.bincount(rollout, weights=high_known, minlength=len(last)) == 0
-    for name, values, missing in zip(_VERSIONS, (oldest, newest), (none | unknown, never), strict=True):
+    for name in [name for name in _VERSIONS if name in rows.column_names]:
         place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, pa.array(values, pa.int64(), mask=missing))
+        table = table.set_column(place, name, _of_all_segments(reader, rows, rollout, len(last), name))
     kept = np.zeros(len(last), bool)
     numbered = table.append_column("number", pa.array(np.arange(len(last))))
     kept[numbered.filter(where)["number"].to_numpy()] = True
     return kept
+
+
+def _of_all_segments(reader: Reader, rows: pa.Table, rollout: Ints, count: int, name: str) -> pa.Array:
+    """int64 [count]: the oldest or newest version of each rollout; null where that of some action is not known."""
+    known, values = pc.is_valid(rows[name]).to_numpy(), pc.fill_null(rows[name], 0).to_numpy()
+    some = np.bincount(rollout, weights=known, minlength=count) > 0
+    missing = ~some
+    open_ = np.flatnonzero(~known & some[rollout])
+    missing[rollout[open_[reader.acting(rows[PLACE].to_numpy()[open_])]]] = True
+    low = name == _VERSIONS[0]
+    bound = np.full(count, np.iinfo(np.int64).max if low else np.iinfo(np.int64).min)
+    (np.minimum if low else np.maximum).at(bound, rollout[known], values[known])
+    return pa.array(bound, pa.int64(), mask=missing)
 
 
 def _placed(rows: pa.Table, rollout: Ints, last: Ints) -> pa.Table:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -115,11 +116,12 @@ class _LocalReadHandle:
             pieces.append(data)
         return b"".join(pieces)
 
-    def close(self) -> None:
-        # Forgotten first: a child forked while the system closes it must not close that number again.
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        # Forgotten first: a child forked while the system closes it must not close that number again. Kept as a
+        # default: at the end of the interpreter, when generators are left, `os` is gone.
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
     __del__ = close
 
@@ -143,12 +145,12 @@ class _LocalWriteHandle:
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
-    def close(self) -> None:
+    def close(self, close: Callable[[int], None] = os.close) -> None:
         # Closing, never unlocking: after a fork the lock belongs to parent and child together, and an unlock by the
-        # child would take it from the parent. Forgotten first, for the same reason as above.
+        # child would take it from the parent. Forgotten first, and a default, for the same reasons as above.
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
     __del__ = close
 

@@ -72,6 +72,14 @@ def test_bad_rows_go_aside_with_line_and_reason_and_the_rest_goes_on(store: Stor
         import_jsonl(store, [file], rejects=file, resume=True)
 
 
+def test_a_number_that_is_too_large_is_refused_and_never_infinite(store: Store, tmp_path: Path) -> None:
+    line = json.dumps({**GOOD, "reward": 1.0}).replace("1.0", "1e999")
+    report = import_jsonl(store, [write_lines(tmp_path / "dump.jsonl", [line])], rejects=tmp_path / "bad.jsonl")
+    assert (report.total.taken, report.total.refused) == (0, 1)
+    (said,) = read_lines(tmp_path / "bad.jsonl")
+    assert said["reason"] == "line: wanted JSON, got: 1e999, which is too large a number"
+
+
 def test_a_bad_row_in_a_large_batch_takes_only_itself_out(store: Store, tmp_path: Path) -> None:
     records = [{**GOOD, "rollout_id": str(n)} for n in range(BATCH_RECORDS + 200)]
     for n in range(100, 350):
@@ -331,6 +339,8 @@ def test_a_mapping_to_texts_needs_a_tokenizer_and_makes_no_actions(store: Store,
         ('[columns]\ntokens = "a"', "wanted tokens and action_mask, or response_tokens, or response_text, got tokens"),
         ('[columns]\nresponse_tokens = "a"\ncolour = "b"', "colour: wanted a column of rollouts"),
         ('[columns]\nresponse_tokens = "a"\nspans = "b"', "spans: wanted a column of rollouts"),
+        ('[columns]\nresponse_tokens = "a"\n[constants]\nstep = "x"', "step: wanted a constant of int64, got 'x'"),
+        ('[columns]\nresponse_tokens = "a"\n[constants]\nending = "over"', "ending: wanted one of "),
         ("[columns]\nresponse_tokens = 3", "response_tokens: wanted the name of a field, got 3"),
     ],
 )

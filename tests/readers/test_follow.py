@@ -24,6 +24,7 @@ from rollstore.readers.duckdb import connect
 from rollstore.readers.filters import uses
 from rollstore.readers.follow import Clock, Follower, Rules
 from rollstore.readers.torch import RolloutFollower, RolloutLoader
+from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.part import Part
 from rollstore.store.store import Store
 from tests.readers import follow_processes
@@ -217,6 +218,160 @@ def test_what_is_stale_when_it_would_be_given_is_discarded_with_the_reason(store
     assert found["unknown"] == ("discarded", "stale: an unknown version, wanted at most 2")
     assert found["m"] == found["n"] == ("discarded", "stale: lag 8, wanted at most 2")
     assert found["fresh"] == ("trained", None)
+
+
+PARTLY_KNOWN = {
+    "[None, 1], then [9, 9]": ([None, 1], [9, 9]),
+    "none, then [9, 9]": (None, [9, 9]),
+    "[None, None], then [9, 9]": ([None, None], [9, 9]),
+    "[9, 9], then none": ([9, 9], None),
+}
+
+
+@pytest.mark.parametrize("versions", PARTLY_KNOWN.values(), ids=PARTLY_KNOWN)
+def test_a_rollout_with_an_action_of_an_unknown_version_is_not_fresh(
+    store: Store, versions: tuple[list[int | None] | None, ...]
+) -> None:
+    first = {"segment": 0, "ending": "continued", "reward_status": "on_final_segment"}
+    write(
+        store,
+        rollout("a", 4, weight_versions=versions[0], **first),
+        rollout("a", 4, segment=1, weight_versions=versions[1]),
+        rollout("b", 2, weight_versions=None, logprobs=None, logprob_kind=None, spans=None, **first),
+        rollout("b", 4, segment=1, weight_versions=[9, 9]),
+    )
+    following = follower(store, version=lambda: 9, max_lag=0)
+    assert given(following) == [["b", "b"]], "a segment without actions says nothing"
+    following.commit()
+    following.close()
+    assert record(store)["a"] == ("discarded", "stale: an unknown version, wanted at most 0")
+    (batch,) = RolloutLoader(store, rollouts_per_batch=9, version=9, max_lag=0)
+    assert batch.rollout_ids == ["b", "b"]
+
+
+def test_a_filter_sees_the_oldest_and_newest_version_of_all_segments(store: Store) -> None:
+    write(
+        store,
+        rollout("a", 4, ending="continued", reward_status="on_final_segment", weight_versions=[9, 9]),
+        rollout("a", 4, segment=1, weight_versions=[5, 5]),
+        rollout("b", 4, weight_versions=[5, 5]),
+    )
+    where = (pc.field("weight_version_max") == 9) & (pc.field("weight_version_min") == 5)
+    assert given(follower(store, where=where)) == [["a", "a"]]
+    (batch,) = RolloutLoader(store, rollouts_per_batch=9, where=where)
+    assert batch.rollout_ids == ["a", "a"]
+
+
+WHERE = {
+    "no such column": (pc.field("nope") > 0, "^where: rollouts has no column 'nope'$"),
+    "a list": (pc.is_valid(pc.field("tokens")), "^where: wanted scalar columns of rollouts, got the list 'tokens'$"),
+    "of another type": (pc.field("tokens") == 1, "^where: wanted a filter over rollouts: .*$"),
+    "no condition": (lambda row: row, "^where: wanted an expression of pyarrow.compute, got function$"),
+    "a text": ("reward > 0", "^where: wanted an expression of pyarrow.compute, got str$"),
+}
+
+
+@pytest.mark.parametrize(("where", "said"), WHERE.values(), ids=WHERE)
+def test_a_filter_that_cannot_be_asked_is_refused_by_name_before_anything_is_read(
+    store: Store, where: Any, said: str
+) -> None:
+    write(store, rollout("a"))
+    for load in (lambda: RolloutLoader(store, rollouts_per_batch=1, where=where), lambda: follower(store, where=where)):
+        with pytest.raises((ValueError, TypeError), match=said) as refused:
+            load()
+        assert type(refused.value) in (ValueError, TypeError)
+
+
+def test_a_filter_that_names_no_column_is_one_too(store: Store) -> None:
+    write(store, rollout("a"))
+    assert RolloutLoader(store, rollouts_per_batch=1, where=pc.scalar(True)).rollouts == 1
+    assert given(follower(store, where=pc.scalar(True))) == [["a"]]
+
+
+def test_a_group_that_says_no_size_waits_for_late_members_and_is_then_what_is_there(store: Store) -> None:
+    a, b, c, d = (rollout(name, group_id="g", ending="terminated") for name in "abcd")
+    time = Time(lambda: write(store, b), lambda: write(store, c))
+    write(store, a)
+    following = follower(store, time, whole_groups=True, group_wait=10.0, timeout=12.0, poll=3.0)
+    assert given(following) == [["a", "b", "c"]]
+    write(store, d)
+    assert given(following) == []
+    following.commit()
+    following.close()
+    assert record(store)["d"] == ("discarded", "late: its group was closed")
+
+
+def test_a_commit_of_nothing_is_no_step_so_what_was_rolled_back_comes_again(store: Store) -> None:
+    write(store, *[rollout(name) for name in "abcd"])
+    first = follower(store)
+    for _ in range(3):
+        first.next()
+        first.commit()
+    first.close()
+    second = follower(store, resume_step=1)
+    second.commit()
+    step = second.step
+    second.close()
+    third = follower(store, resume_step=step)
+    third.commit()
+    third.next()
+    third.commit()
+    third.close()
+    with store.snapshot() as snapshot:
+        counted = uses(snapshot)
+    assert sorted(zip(counted["rollout_id"].to_pylist(), counted["uses"].to_pylist(), strict=True)) == [
+        ("a", 1), ("b", 1),
+    ]  # fmt: skip
+    assert given(follower(store, resume_step=step)) == [["b"], ["c"], ["d"]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"train_step": 7}, "^train_step: wanted columns of a step "),
+        ({"rollout_id": "z"}, "^rollout_id: wanted columns of a step "),
+        ({"disposition": "trained"}, "^disposition: wanted columns of a step "),
+        ({"advantages": [1.0]}, "^advantages: wanted columns of a step "),
+        ({"nope": 1}, "^uses has no column 'nope'$"),
+        ({"weight_version": "x"}, "^weight_version: wanted int64, got 'x'$"),
+        ({"sync_seconds": "a"}, "^sync_seconds: wanted float, got 'a'$"),
+    ],
+)
+def test_a_commit_takes_columns_of_the_step_alone_and_goes_on_after_a_wrong_one(
+    store: Store, columns: dict[str, Any], said: str
+) -> None:
+    write(store, rollout("a"))
+    following = follower(store)
+    following.next()
+    with pytest.raises((ValueError, TypeError), match=said):
+        following.commit(**columns)
+    assert following.step == 0
+    following.commit(sync_seconds=0.5, anchor_version=3)
+    following.close()
+    assert record(store) == {"a": ("trained", None)}
+
+
+def test_a_follower_that_is_left_at_the_end_of_the_program_says_nothing(store: Store) -> None:
+    write(store, rollout("a"))
+    write(store, rollout("b"))
+    script = (
+        "import sys, rollstore\n"
+        "from rollstore.readers.torch import RolloutLoader\n"
+        "store = rollstore.open(sys.argv[1])\n"
+        "following = RolloutLoader(store, follow=True, train_run='t', rollouts_per_batch=1, timeout=0.0)\n"
+        "for batch in following:\n"
+        "    break\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(store.path)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_are_closed_when_the_modules_are_gone_already(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalFilesystem(store.path)
+    handles = [local.create("new"), local.open("new")]
+    monkeypatch.setattr("rollstore.store.filesystem.os", None)
+    for handle in handles:
+        handle.close()
 
 
 def test_what_a_filter_or_the_budget_leaves_out_is_on_record(store: Store) -> None:

@@ -57,6 +57,12 @@ def test_only_rows_of_one_label_share() -> None:
     assert share_prefixes(batch, within=torch.arange(3)).saved == 0
 
 
+@pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long)])
+def test_labels_that_are_not_one_for_each_row_are_refused(labels: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"^within: wanted a label for each of 2 rows, got shape "):
+        share_prefixes(packed([1, 2], [1, 3]), within=labels)
+
+
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=0, max_size=7)
 
 

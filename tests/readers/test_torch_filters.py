@@ -40,6 +40,14 @@ def test_a_filter_may_look_at_metadata_and_at_the_callers_own_columns(store: Sto
     assert loaded(store, where=pc.field("x_level") >= 5) == ["b", "c"]
 
 
+def test_a_filter_on_metadata_stands_beside_rows_that_were_written_twice(store: Store) -> None:
+    for _ in range(2):
+        write(store, rollout("a", metadata={"split": "train"}), rollout("b", metadata={"split": "test"}))
+    split = pc.map_lookup(pc.field("metadata"), pa.scalar("split"), "first")
+    assert loaded(store, where=split == "train") == ["a"]
+    assert loaded(store) == ["a", "b"]
+
+
 def test_rollouts_are_kept_by_what_other_tables_say_of_them(store: Store) -> None:
     write(store, *[rollout(name) for name in "abcd"])
     store.append("scores", pa.table({"rollout_id": ["a", "b", "b"], "scorer": ["judge"] * 3, "value": [0.2, 0.9, 0.1],

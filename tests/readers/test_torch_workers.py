@@ -157,3 +157,18 @@ def test_a_state_of_other_rows_is_refused_in_a_worker_too(filled: Store) -> None
     resumed.load_state_dict(state)
     with pytest.raises(StoreError, match="the store has other rows now"):
         list(resumed)
+
+
+def test_an_epoch_that_was_left_is_no_longer_whole_in_workers_that_persist(filled: Store) -> None:
+    whole = list(loader(filled, rollouts_per_batch=1))
+    spread = DataLoader(
+        loader(filled, rollouts_per_batch=1), batch_size=None, num_workers=2, persistent_workers=True,
+        multiprocessing_context="fork",
+    )  # fmt: skip
+    assert same(list(spread), whole)
+    assert Counter(id_ for batch in spread for id_ in batch.rollout_ids) == EVERYONE
+    steps = iter(spread)
+    for _ in range(3):
+        next(steps)
+    with pytest.raises(ValueError, match="persistent_workers: wanted each epoch to its end, got one left in epoch 2"):
+        list(spread)

@@ -1,5 +1,12 @@
 """What is read of a row."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollstore.batch.packer import FIELDS
+
 COLUMNS = (
     "rollout_id", "segment", "run_id", "step", "group_id", "group_size", "tokens", "action_mask", "trainable",
     "logprobs", "logprob_kind", "head_kind", "weight_versions", "spans", "samplers", "ending", "bootstrap", "reward",
@@ -7,3 +14,13 @@ COLUMNS = (
 """Unless more is asked for."""
 
 HEADS = ("head_size", "head_counts", "head_tokens", "head_logprobs")
+
+
+def check_extra(extra: Any) -> None:
+    """Raises TypeError on what is no mapping of fields to columns, ValueError on a field that is none of a batch."""
+    if extra is None:
+        return
+    if not isinstance(extra, Mapping):
+        raise TypeError(f"extra: wanted a mapping of fields to names, as {{'weights': 'x_weight'}}, got {extra!r}")
+    if unknown := [name for name in extra if name not in FIELDS]:  # pyright: ignore[reportUnknownVariableType]
+        raise ValueError(f"extra: wanted fields among {', '.join(FIELDS)}, got {unknown[0]!r}")

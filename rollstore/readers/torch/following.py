@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rollstore.batch import TokenBatch, collate
+from rollstore.readers import arguments
 from rollstore.readers.follow import Clock, Follower, Rules
-from rollstore.readers.torch.columns import COLUMNS, HEADS
+from rollstore.readers.torch.columns import COLUMNS, HEADS, check_extra
+from rollstore.store.store import Store
 from rollstore.usable import Transform
-
-if TYPE_CHECKING:
-    from rollstore.store.store import Store
 
 
 class RolloutFollower(IterableDataset[Any]):
@@ -46,8 +46,14 @@ class RolloutFollower(IterableDataset[Any]):
         pin_memory: bool = False,
         **rules: Any,
     ) -> None:
-        if isinstance(columns, str):
-            raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
+        arguments.kind("store", store, Store, "a store, as rollstore.open gives")
+        arguments.names("columns", columns)
+        if unknown := [name for name in rules if name not in {field.name for field in fields(Rules)}]:
+            raise TypeError(f"{unknown[0]}: wanted no such argument with follow=True")
+        check_extra(extra)
+        arguments.function("make", make)
+        for name, value in (("heads", heads), ("pin_memory", pin_memory)):
+            arguments.flag(name, value)
         self._train_run, self._pinned = train_run, pin_memory
         read = [*dict.fromkeys([*COLUMNS, *columns, *(HEADS if heads else ()), *(extra or {}).values()])]
         self._start = partial(Follower, store, train_run=train_run, rules=Rules(**rules), columns=read, clock=clock)
@@ -86,7 +92,8 @@ class RolloutFollower(IterableDataset[Any]):
         return {"train_run": self._train_run, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the step of a checkpoint. Raises ValueError on the state of another run."""
+        """Go on with the step of a checkpoint. Raises ValueError on the state of another run, TypeError on none."""
+        arguments.kind("state", state, Mapping, "what state_dict gave")
         if state.get("train_run") != self._train_run or not isinstance(state.get("step"), int):
             raise ValueError(f"state: wanted one of run {self._train_run!r} with its step, got {dict(state)!r}")
         self._follower.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from rollstore.batch import TokenBatch, collate
 from rollstore.batch.packer import Packer
 from rollstore.batch.samplers import SPANS
 from rollstore.errors import StoreError
+from rollstore.readers import arguments
 from rollstore.readers.arrow import Lease
 from rollstore.readers.filters import Filters
 from rollstore.readers.joined import Logprobs, Rewards
@@ -24,15 +25,13 @@ from rollstore.readers.plan import Plan, plan
 from rollstore.readers.rows import Reader
 from rollstore.readers.selection import Incomplete, Selection, select
 from rollstore.readers.torch.ahead import Pool, in_order, pieces
-from rollstore.readers.torch.columns import COLUMNS, HEADS
+from rollstore.readers.torch.columns import COLUMNS, HEADS, check_extra
 from rollstore.readers.torch.following import RolloutFollower
 from rollstore.readers.torch.state import State, decode
 from rollstore.readers.torch.windows import Column, Kept, Source, Window, Windows
 from rollstore.store.snapshot import Snapshot
+from rollstore.store.store import Store
 from rollstore.usable import Transform
-
-if TYPE_CHECKING:
-    from rollstore.store.store import Store
 
 WINDOW = 1 << 22
 JOINED = ("anchor_logprobs", "reference_logprobs")
@@ -51,7 +50,8 @@ class RolloutLoader(IterableDataset[Any]):
     snapshot, `seed`, the epoch and `window`; not of ranks, nor of what else is asked for here. All ranks make the same
     number of steps, with units of like lengths; at the end of an epoch some may get batches without rows. Left within
     an epoch, the next iteration goes on where it was left. One iteration at a time; not thread-safe. In a DataLoader
-    (with batch_size=None) its workers share the steps and the order stays the same.
+    (with batch_size=None) its workers share the steps and the order stays the same; with persistent_workers every epoch
+    has to be iterated to its end, one that was left raises ValueError, and set_epoch does not reach the workers.
 
     follow: go on with what engines write meanwhile, as a `RolloutFollower`, which takes other arguments.
     tokens_per_batch, rollouts_per_batch: the most of either that a batch takes; one of them at least. With
@@ -119,37 +119,40 @@ class RolloutLoader(IterableDataset[Any]):
         cache_bytes: int = 1 << 30,
         prefetch: int = 2,
     ) -> None:
-        if (tokens_per_batch or rollouts_per_batch or 0) < 1 or min(tokens_per_batch or 1, rollouts_per_batch or 1) < 1:
-            raise ValueError(f"tokens_per_batch: wanted at least 1, got {tokens_per_batch}; or rollouts_per_batch")
-        if not 0 <= rank < world_size:
+        arguments.limits(tokens_per_batch, rollouts_per_batch)
+        for name, value, least in (
+            ("rank", rank, 0), ("world_size", world_size, 1), ("seed", seed, 0), ("window", window, 1),
+            ("prefetch", prefetch, 0), ("cache_bytes", cache_bytes, 0),
+        ):  # fmt: skip
+            arguments.whole(name, value, least)
+        if rank >= world_size:
             raise ValueError(f"rank: wanted 0 to {world_size - 1}, got {rank}")
-        for name, value, least in (("seed", seed, 0), ("window", window, 1), ("prefetch", prefetch, 0)):
-            if not isinstance(value, int) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"{name}: wanted a whole number of at least {least}, got {value!r}")
-        for name, value, words in (
-            ("oversize", oversize, ("raise", "skip")),
-            ("incomplete", incomplete, ("take", "leave_out")),
-        ):
-            if value not in words:
-                raise ValueError(f"{name}: wanted {words[0]!r} or {words[1]!r}, got {value!r}")
+        arguments.word("oversize", oversize, ("raise", "skip"))
+        arguments.word("incomplete", incomplete, ("take", "leave_out"))
+        for name, value in (("whole_groups", whole_groups), ("heads", heads), ("pin_memory", pin_memory)):
+            arguments.flag(name, value)
+        for name, value in (("anchor", anchor), ("reference", reference)):
+            arguments.text(name, "-" if value is None else value)
+        arguments.function("make", make)
         if incomplete == "leave_out" and not whole_groups:
             raise ValueError("incomplete: wanted whole_groups with 'leave_out': only whole groups can lack members")
-        if isinstance(columns, str):
-            raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
-        if extra is not None and not isinstance(extra, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"extra: wanted a mapping of fields to names, as {{'weights': 'x_weight'}}, got {extra!r}")
+        arguments.names("columns", columns)
+        check_extra(extra)
+        arguments.kind("store", store, Store, "a store, as rollstore.open gives")
         held = store.snapshot() if snapshot is None else snapshot
+        arguments.kind("snapshot", held, Snapshot, "one of the store")
         self._lease: Lease | None = Lease(held) if snapshot is None else None
         self._snapshot: Snapshot | None = held
         self._path = store.path
         self._budget, self._most, self._oversize = tokens_per_batch, rollouts_per_batch, oversize
         self._rank, self._world_size = rank, world_size
-        self._seed, self._window, self._prefetch, self._pinned = seed, window, prefetch, pin_memory
+        self._seed, self._window, self._prefetch, self._pinned = int(seed), int(window), prefetch, pin_memory
         self._whole_groups: bool = whole_groups
         self._incomplete: Incomplete = incomplete
         self._filters = Filters(
-            where=where, having=having or {}, without=without or {}, max_uses=max_uses, version=version, max_lag=max_lag
-        )
+            where=where, having={} if having is None else having, without={} if without is None else without,
+            max_uses=max_uses, version=version, max_lag=max_lag,
+        )  # fmt: skip
         self._reader = Reader(held)
         self._columns = self._read(columns, heads, extra or {})
         self._joins = (anchor, reference, rewards)
@@ -164,6 +167,8 @@ class RolloutLoader(IterableDataset[Any]):
         self.position = 0
         """units of it that were given out, on all ranks together"""
         self._ahead: int | None = None
+        self._left = False
+        """whether this is in a worker that is within an epoch: another iteration would lose what it made ahead"""
 
     def _read(self, columns: Sequence[str], heads: bool, extra: Mapping[str, str]) -> tuple[str, ...]:
         known = self._reader.schema.names
@@ -245,6 +250,11 @@ class RolloutLoader(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if self._left:
+            raise ValueError(
+                f"persistent_workers: wanted each epoch to its end, got one left in epoch {self.epoch}: the batches "
+                "made ahead are lost; make the DataLoader again, with load_state_dict(state_after(steps)) to go on"
+            )
         ahead = self._plan()
         steps = range(worker if self._ahead is None else self._ahead, ahead.steps, workers)
         with ExitStack() as stack:
@@ -260,8 +270,9 @@ class RolloutLoader(IterableDataset[Any]):
                 # Before the trainer has it: what it asks for in between counts as given.
                 self.position = ahead.position_after(step + 1)
                 self._ahead = workers - 1 if workers > 1 else None
+                self._left = info is not None
                 yield batch
-        self.epoch, self.position, self._ahead = self.epoch + 1, 0, None
+        self._begin(self.epoch + 1)
 
     def _batches(self, ahead: Plan, numbers: Ints, windows: Windows, steps: list[int]) -> list[Any]:
         return [self._batch(ahead, numbers, windows, ahead.share(step, self._rank)) for step in steps]
@@ -304,11 +315,13 @@ class RolloutLoader(IterableDataset[Any]):
 
         Raises ValueError on what is no epoch, StoreError where nothing is left.
         """
-        if not isinstance(epoch, int) or epoch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"epoch: wanted a whole number of at least 0, got {epoch!r}")
+        arguments.whole("epoch", epoch, 0)
         if version is not None:
             self._at_version(version)
-        self.epoch, self.position, self._ahead = epoch, 0, None
+        self._begin(int(epoch))
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch, self.position, self._ahead, self._left = epoch, 0, None, False
 
     def _at_version(self, version: int | None) -> None:
         if version != self._filters.version:
@@ -322,6 +335,7 @@ class RolloutLoader(IterableDataset[Any]):
     def state_after(self, steps: int) -> dict[str, Any]:
         """The state once the next `steps` batches are trained on: for a loader that a DataLoader's workers copied, and
         which so does not know how far they are. Raises ValueError where the epoch has fewer."""
+        arguments.whole("steps", steps)
         ahead = self._plan()
         if not 0 <= steps <= ahead.steps:
             raise ValueError(f"steps: wanted 0 to {ahead.steps}, got {steps}")
@@ -379,7 +393,7 @@ class RolloutLoader(IterableDataset[Any]):
         if not 0 <= found.position <= count or found.epoch < 0:
             raise ValueError(f"state: wanted a position up to {count}, got {found.position}")
         self._seed, self._window, self.epoch, self.position = found.seed, found.window, found.epoch, found.position
-        self._ahead = found.ahead
+        self._ahead, self._left = found.ahead, False
 
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are spawned: they read the same rows, and leave the snapshot's lease to this process."""

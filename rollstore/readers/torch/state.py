@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from rollstore.errors import StoreError, VersionError
+from rollstore.readers.arguments import whole
 
 VERSION = 2
 _STALE = "_steps_since_snapshot"
+_WORKER = ("workers", "worker", "ahead")
+_LEAST = {"seed": 0, "window": 1, "epoch": 0, "position": 0, "weights": None, "workers": 1, "worker": 0, "ahead": 0}
+"""The least value of each number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,13 @@ def decode(state: Mapping[str, Any]) -> State:
 
 def _made(found: Mapping[str, Any]) -> State:
     named: dict[str, Any] = {name: value for name, value in found.items() if name != "version"}
+    if unknown := [name for name in named if name not in {field.name for field in fields(State)}]:
+        raise ValueError(f"state: wanted what state_dict gave, got {unknown[0]!r} in it")
+    for name, least in _LEAST.items():
+        if name in named:
+            whole(f"state: {name}", named[name], least)
+    if len(alone := {*_WORKER} & {*named}) not in (0, len(_WORKER)):
+        raise ValueError(f"state: wanted {', '.join(_WORKER)} together, got {', '.join(sorted(alone))}")
     return State(**named)
 
 

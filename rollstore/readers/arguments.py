@@ -1,0 +1,74 @@
+"""Arguments of loaders and followers, checked one by one: what is wrong is said by its name, and before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def whole(name: str, value: Any, least: int | None = None) -> None:
+    """Raises ValueError on what is no whole number of at least `least`."""
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or (least is not None and value < least):
+        of = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{name}: wanted a whole number{of}, got {value!r}")
+
+
+def limits(tokens_per_batch: Any, rollouts_per_batch: Any) -> None:
+    """Raises ValueError unless both are whole numbers of at least 1, or None, but not both None."""
+    if tokens_per_batch is None and rollouts_per_batch is None:
+        raise ValueError("tokens_per_batch: wanted at least 1, got None; or rollouts_per_batch")
+    for name, value in (("tokens_per_batch", tokens_per_batch), ("rollouts_per_batch", rollouts_per_batch)):
+        if value is not None:
+            whole(name, value)
+            if value < 1:
+                raise ValueError(f"{name}: wanted at least 1, got {value}")
+
+
+def flag(name: str, value: Any) -> None:
+    """Raises TypeError on what is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: wanted True or False, got {value!r}")
+
+
+def seconds(name: str, value: Any) -> None:
+    """Raises ValueError on what is neither None nor a number of at least 0."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if value is not None and not (number and value >= 0):
+        raise ValueError(f"{name}: wanted at least 0 seconds, or None, got {value!r}")
+
+
+def word(name: str, value: Any, words: tuple[str, str]) -> None:
+    """Raises ValueError on what is neither of two words."""
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{name}: wanted {words[0]!r} or {words[1]!r}, got {value!r}")
+
+
+def text(name: str, value: Any) -> None:
+    """Raises TypeError on what is no text, ValueError on an empty one."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: wanted a text, got {value!r}")
+    if not value:
+        raise ValueError(f"{name}: wanted a name, got ''")
+
+
+def names(name: str, value: Any) -> None:
+    """Raises TypeError on what is no sequence of texts."""
+    if isinstance(value, str):
+        raise TypeError(f"{name}: wanted a sequence of names, got the text {value!r}")
+    if not isinstance(value, Iterable) or any(not isinstance(one, str) for one in value):  # pyright: ignore[reportUnknownVariableType]
+        raise TypeError(f"{name}: wanted a sequence of names, got {value!r}")
+
+
+def kind(name: str, value: Any, of: type, wanted: str) -> None:
+    """Raises TypeError on what is no object of a class."""
+    if not isinstance(value, of):
+        raise TypeError(f"{name}: wanted {wanted}, got {value!r}")
+
+
+def function(name: str, value: Any) -> None:
+    """Raises TypeError on what is neither None nor callable."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}: wanted a function, got {value!r}")

@@ -1,0 +1,103 @@
+"""Arguments and states that cannot be meant: refused when given, by their name and in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from rollstore.readers.torch import RolloutLoader
+from rollstore.store.store import Store
+from tests.readers.samples import rollout, write
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tokens_per_batch": "40"}, "tokens_per_batch: wanted a whole number, got '40'"),
+    ({"tokens_per_batch": 40.5}, "tokens_per_batch: wanted a whole number, got 40.5"),
+    ({"rollouts_per_batch": 2.5}, "rollouts_per_batch: wanted a whole number, got 2.5"),
+    ({"rank": "0"}, "rank: wanted a whole number of at least 0, got '0'"),
+    ({"world_size": 0}, "world_size: wanted a whole number of at least 1, got 0"),
+    ({"world_size": 2.5}, "world_size: wanted a whole number of at least 1, got 2.5"),
+    ({"cache_bytes": -1}, "cache_bytes: wanted a whole number of at least 0, got -1"),
+    ({"prefetch": True}, "prefetch: wanted a whole number of at least 0, got True"),
+    ({"max_uses": 0}, "max_uses: wanted a whole number of at least 1, got 0"),
+    ({"max_uses": 1.5}, "max_uses: wanted a whole number of at least 1, got 1.5"),
+    ({"version": "8", "max_lag": 1}, "version: wanted a whole number, got '8'"),
+    ({"version": 8, "max_lag": "a"}, "max_lag: wanted a whole number of at least 0, got 'a'"),
+    ({"whole_groups": "yes"}, "whole_groups: wanted True or False, got 'yes'"),
+    ({"columns": [1]}, "columns: wanted a sequence of names, got [1]"),
+    ({"having": ["scores"]}, "having: wanted a mapping of tables to conditions, got ['scores']"),
+    ({"having": pc.field("value") > 0}, "having: wanted a mapping of tables to conditions, got "),
+    ({"having": {"scores": pc.field("nope") > 0}}, "having: scores has no column 'nope'"),
+    ({"without": {"uses": "x"}}, "without: wanted an expression of pyarrow.compute, got str"),
+    ({"rewards": "judge"}, "rewards: wanted an expression of pyarrow.compute, got str"),
+    ({"rewards": pc.field("nope") == 1}, "rewards: scores has no column 'nope'"),
+    ({"anchor": 1}, "anchor: wanted a text, got 1"),
+    ({"make": 3}, "make: wanted a function, got 3"),
+    ({"snapshot": 3}, "snapshot: wanted one of the store, got 3"),
+    ({"extra": {"tokens": "tokens"}}, "extra: wanted fields among "),
+]
+WRONG_OF_FOLLOW: list[tuple[dict[str, Any], str]] = [
+    ({"train_run": ""}, "train_run: wanted a name, got ''"),
+    ({"train_run": 3}, "train_run: wanted a text, got 3"),
+    ({"timeout": -1}, "timeout: wanted at least 0 seconds, or None, got -1"),
+    ({"group_wait": -1}, "group_wait: wanted at least 0 seconds, or None, got -1"),
+    ({"version": 3, "max_lag": 1}, "version: wanted a function, got 3"),
+    ({"resume_step": "a"}, "resume_step: wanted a whole number, got 'a'"),
+    ({"world_size": 2}, "world_size: wanted no such argument with follow=True"),
+    ({"seed": 1}, "seed: wanted no such argument with follow=True"),
+    ({"anchor": "e"}, "anchor: wanted no such argument with follow=True"),
+    ({"tokens_per_batch": 40.5}, "tokens_per_batch: wanted a whole number, got 40.5"),
+    ({"extra": {"w": "tokens"}}, "extra: wanted fields among "),
+]
+
+
+FOLLOW: dict[str, Any] = {"follow": True, "train_run": "t"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [*WRONG, *[({**FOLLOW, **wrong}, said) for wrong, said in WRONG_OF_FOLLOW]]
+)
+def test_an_argument_that_cannot_be_meant_is_refused_by_name(store: Store, options: dict[str, Any], said: str) -> None:
+    write(store, rollout("a"))
+    given: dict[str, Any] = {"tokens_per_batch": 99, **options}
+    with pytest.raises((ValueError, TypeError)) as refused:
+        RolloutLoader(store, **given)
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_path_is_no_store(store: Store) -> None:
+    with pytest.raises(TypeError, match=r"^store: wanted a store, as rollstore.open gives, got '"):
+        RolloutLoader(str(store.path), tokens_per_batch=99)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": -1}, "state: seed: wanted a whole number of at least 0, got -1"),
+        ({"window": 0}, "state: window: wanted a whole number of at least 1, got 0"),
+        ({"position": True}, "state: position: wanted a whole number of at least 0, got True"),
+        ({"ahead": 7}, "state: wanted workers, worker, ahead together, got ahead"),
+        ({"nope": 1}, "state: wanted what state_dict gave, got 'nope' in it"),
+        ({"weights": "a"}, "state: weights: wanted a whole number, got 'a'"),
+    ],
+)
+def test_a_state_with_a_number_that_no_loader_gives_is_refused(store: Store, change: dict[str, Any], said: str) -> None:
+    write(store, rollout("a"))
+    loader = RolloutLoader(store, tokens_per_batch=99)
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        loader.load_state_dict({**loader.state_dict(), **change})
+
+
+@pytest.mark.parametrize("steps", ["a", 1.5, None])
+def test_steps_that_are_no_number_are_refused(store: Store, steps: Any) -> None:
+    write(store, rollout("a"))
+    with pytest.raises(ValueError, match=r"^steps: wanted a whole number, got "):
+        RolloutLoader(store, tokens_per_batch=99).state_after(steps)
+
+
+def test_a_follower_refuses_what_is_no_state(store: Store) -> None:
+    following: Any = RolloutLoader(store, follow=True, train_run="t", tokens_per_batch=99)
+    with pytest.raises(TypeError, match=r"^state: wanted what state_dict gave, got None$"):
+        following.load_state_dict(None)
