@@ -18,9 +18,10 @@ Number = Callable[[str], int | None]
 def version_number(label: str) -> int | None:
     """The number of a label that is one, or that ends in one behind a separator, as `step-42`; else None.
 
-    A number behind another number (a date, a version of a program) or behind letters (a digest) is none.
+    A number behind another number (a date, a version of a program) or behind letters (a digest) is none, and so is one
+    below zero, which engines say where no version was set: a hyphen separates only behind a word.
     """
-    found = re.fullmatch(r"(?:.*(?<!\d)[-_:/])?(\d+)", label)
+    found = re.fullmatch(r"(?:.*(?<!\d)[_:/]|.*[^\d_:/\s-]-)?(\d{1,19})", label)
     number = int(found[1]) if found else None
     return number if number is not None and number < 2**63 else None
 

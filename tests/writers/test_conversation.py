@@ -180,7 +180,7 @@ def test_a_reply_is_a_turn_of_a_recorder() -> None:
     [
         ("42", 42), ("step-42", 42), ("run_3", 3), ("s3://b/step/7", 7), ("qwen3-step-42", 42), ("0042", 42),
         ("default", None), ("", None), ("v2", None), ("abc123", None), ("1.0.2", None), ("2026-11-29", None),
-        ("step-42-final", None), ("-3", 3), (str(2**63), None),
+        ("step-42-final", None), ("-3", None), ("-1", None), ("step--3", None), (str(2**63), None), ("9" * 5_000, None),
     ],
 )  # fmt: skip
 def test_a_label_has_a_number_where_it_is_one_or_ends_in_one(label: str, number: int | None) -> None:
