@@ -120,7 +120,8 @@ def _cut(values: Known | None, first: int, last: int) -> Known | None:
 def segment(
     replies: Sequence[Reply], *, rollout_id: str, prompt_role: str = "prompt", turn_role: str = "user", **fields: Any
 ) -> Rollout:
-    """Replies that extend one another as one row. `fields` are columns of it, and win over what the replies say."""
+    """Replies that extend one another as one row. `fields` are columns of it, and win over what the replies say: with
+    another ending than the engine's, its reason goes too."""
     last = replies[-1]
     tokens = after(last)
     mask = np.zeros(len(tokens), bool)
@@ -141,7 +142,7 @@ def segment(
         **{name: value for reply in replies for name, value in reply.row.items()},  # the last word of each
         **kinds,
         "ending": last.ending,
-        "ending_reason": last.ending_reason,
+        "ending_reason": last.ending_reason if fields.get("ending", last.ending) == last.ending else None,
         **{name: _joined([getattr(reply, name) for reply in replies], counts) for name in BY_ACTION},
         **_weights(replies, counts),
         **_support(replies),

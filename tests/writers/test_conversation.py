@@ -172,6 +172,16 @@ def test_a_reply_is_a_turn_of_a_recorder() -> None:
     ]
 
 
+def test_another_ending_than_the_engines_takes_its_reason_along() -> None:
+    stopped = replace(FIRST, ending="terminated", ending_reason="stop_token")
+    made = [rollout(stopped, **said) for said in (
+        {}, {"ending": "terminated"}, {"ending": "truncated"}, {"ending": "truncated", "ending_reason": "time_limit"},
+    )]  # fmt: skip
+    assert [(one.ending, one.ending_reason) for one in made] == [
+        ("terminated", "stop_token"), ("terminated", "stop_token"), ("truncated", None), ("truncated", "time_limit"),
+    ]  # fmt: skip
+
+
 # weights
 
 

@@ -273,6 +273,8 @@ class Conversations:
             self.counts["ends of nothing"] += 1
             LOG.warning("rollout %s: wanted an open one to end, got none", end.rollout_id)
             return
+        if "ending" in end.fields:  # a reason said before was that of another ending
+            conversation.fields.pop("ending_reason", None)
         conversation.fields.update(end.fields)
         self._end(conversation)
 
