@@ -76,16 +76,7 @@ def endings(found: Evidence) -> Section:
     total = sum(row[1] for row in rows)
     cut = ENDINGS.index("truncated") + 2
     says = f"{_share(sum(row[cut] for row in rows), total)} of {total:,} rollouts were truncated"
-    says += _first_and_last(rows, cut)
-    return Section(
-        name="endings",
-        title=_ENDINGS,
-        says=says + ".",
-        columns=("step", "rollouts", *ENDINGS),
-        rows=rows,
-        note=_together(wide, "steps"),
-        draw=_stacked(rows, ENDINGS, "step", "share of rollouts"),
-    )
+    return _by_step("endings", _ENDINGS, says + _first_and_last(rows, cut), "rollouts", ENDINGS, rows, wide)
 
 
 def signal(found: Evidence) -> Section:
@@ -97,17 +88,8 @@ def signal(found: Evidence) -> Section:
         return missing("signal", _SIGNAL, "no rollout has a group_id")
     total, carrying = (sum(row[place] for row in rows) for place in (1, 2))
     says = f"{_share(carrying, total)} of {total:,} prompt groups carry signal (all scored, not all alike)"
-    says += _first_and_last(rows, 2)
     names = ("signal", "no variance", "incomplete or unscored")
-    return Section(
-        name="signal",
-        title=_SIGNAL,
-        says=says + ".",
-        columns=("step", "groups", *names),
-        rows=rows,
-        note=_together(wide, "steps"),
-        draw=_stacked(rows, names, "step", "share of groups"),
-    )
+    return _by_step("signal", _SIGNAL, says + _first_and_last(rows, 2), "groups", names, rows, wide)
 
 
 def queue(found: Evidence) -> Section:
@@ -152,10 +134,21 @@ def queue(found: Evidence) -> Section:
     )
 
 
-def _stacked(rows: Sequence[Sequence[Any]], names: Sequence[str], x: str, y: str) -> Any:
+def _by_step(
+    name: str, title: str, says: str, what: str, names: Sequence[str], rows: Sequence[Sequence[Any]], wide: int
+) -> Section:
+    """Shares of each step that add up to one. rows: (step, how many, the parts ...)."""
     keys = ["unknown" if row[0] is None else row[0] for row in rows]
-    parts = {name: [row[place + 2] / row[1] for row in rows] for place, name in enumerate(names)}
-    return partial(figures.shares, keys, parts, x=x, y=y)
+    parts = {part: [row[place + 2] / row[1] for row in rows] for place, part in enumerate(names)}
+    return Section(
+        name=name,
+        title=title,
+        says=says + ".",
+        columns=("step", what, *names),
+        rows=rows,
+        note=_together(wide, "steps"),
+        draw=partial(figures.shares, keys, parts, x="step", y=f"share of {what}"),
+    )
 
 
 def _first_and_last(rows: Sequence[Sequence[Any]], place: int) -> str:
