@@ -247,7 +247,7 @@ class LocalFilesystem:
 
     def stamp(self, folder: str) -> int | None:
         try:
-            return os.stat(self.root / folder).st_mtime_ns
+            return os.stat(self.locate(folder)).st_mtime_ns
         except FileNotFoundError:
             return 0
 
