@@ -113,11 +113,15 @@ def gateway(
         return
     lost = found["not_recorded"] + found["refused"]
     told = f"{found['calls']} calls recorded as {found['segments']} segments, {found['cut']} of them cut"
-    console.emit(visible(f"{store}: {told}; {lost} not recorded"))
+    parts = f", {found['left_out']} segments without all that was said of them" if found["left_out"] else ""
+    last = f" (the last: {found['last_not_recorded']})" if found["last_not_recorded"] else ""
+    console.emit(visible(f"{store}: {told}{parts}; {lost} not recorded{last}"))
 
 
 def _setting(text: str) -> tuple[str, float | int]:
     """`temperature=1.0` as a pair. Raises ValueError on anything else."""
+    from rollstore.writers.settings import NUMBERS, readable
+
     name, _, value = text.partition("=")
     try:
         number = int(value) if value.lstrip("-").isdigit() else float(value)
@@ -125,4 +129,8 @@ def _setting(text: str) -> tuple[str, float | int]:
         number = math.nan
     if not abs(number) < 2**63:
         raise ValueError(f"--default: wanted NAME=VALUE with a number of 64 bits, got {text[:80]!r}")
+    if name not in NUMBERS:
+        raise ValueError(f"--default: wanted one of {', '.join(NUMBERS)}, got {name[:80]!r}")
+    if readable({name: number})[1] or (name == "seed" and number < 0):
+        raise ValueError(f"--default: wanted a value that {name} may have, got {value[:80]!r}")
     return name, number

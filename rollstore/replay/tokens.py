@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -47,11 +47,11 @@ class Scans(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The first place of one span where ids come back as others.
+    """The first place of one span, or of one border between two, where ids come back as others.
 
     kind: `unknown_id` (the tokenizer has no such id), `special` (a special token comes or goes), `bytes` (the tokens
     do not hold whole characters), `text` (the text itself comes back differently), `merge` (the same text in other
-    tokens), or `boundary` (each span comes back, but at their border tokens merge).
+    tokens), or `boundary` (at the border of two spans tokens merge or part, beyond what changes in either alone).
     """
 
     position: int
@@ -149,7 +149,8 @@ def check_tokens(source: Rollout | Sequence[Rollout] | Scans, tokenizer: Tokeniz
     """Decode and encode every span of every segment, and report where its ids come back as others.
 
     source: a store, or rollouts. A segment that records the fingerprint of another tokenizer is counted and not
-    decoded. Spans are taken alone first, then the whole segment at once, where tokens may merge over their borders.
+    decoded. Spans are taken alone first, then the whole segment at once; where that brings other ids than the spans
+    did, each two neighbours together, since tokens may merge over their border.
     """
     name, template = tokenizer_fingerprint(tokenizer), template_fingerprint(tokenizer)
     other: Counter[str] = Counter()
@@ -198,18 +199,53 @@ def _rollouts(source: Any) -> Iterator[Rollout]:
 
 def _changes(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[Change]:
     tokens: list[int] = rollout.tokens.tolist()
-    found = False
-    for start, end, role, is_action in _spans(rollout):
-        change = _change(tokens[start:end], tokenizer)
+    spans = _spans(rollout)
+    parts = [tokens[start:end] for start, end, _, _ in spans]
+    returned = [_again(part, tokenizer) for part in parts]
+    for (start, _, role, is_action), part, again in zip(spans, parts, returned, strict=True):
+        change = _change(part, again, tokenizer)
         if change is not None:
-            found = True
             at, kind, ids, became = change
             yield Change(position=start + at, role=role, is_action=is_action, kind=kind, ids=ids, became=became)
-    whole = None if found else _change(tokens, tokenizer)
-    if whole is not None:
-        at, _, ids, became = whole
-        role, is_action = next((r, a) for start, end, r, a in _spans(rollout) if start <= at < end)
-        yield Change(position=at, role=role, is_action=is_action, kind="boundary", ids=ids, became=became)
+    for n, at, place, whole in _borders(tokens, parts, returned, tokenizer):
+        start, _, role, is_action = spans[n]
+        ids, became = tuple(tokens[start + at : start + at + SHOWN]), tuple(whole[place : place + SHOWN])
+        yield Change(position=start + at, role=role, is_action=is_action, kind="boundary", ids=ids, became=became)
+
+
+def _borders(
+    tokens: list[int], parts: list[list[int]], returned: list[list[int] | None], tokenizer: Tokenizer
+) -> Iterator[tuple[int, int, int, list[int]]]:
+    """(span, place in it, place in what came back, what came back) of each border where something happens."""
+    known = [again for again in returned if again is not None]
+    joined = list(chain.from_iterable(known)) if len(known) == len(returned) else None
+    whole = None if joined is None else _again(tokens, tokenizer)
+    if whole is not None and whole in (joined, tokens):
+        return
+    found = False
+    for n, ((one, other), (again, behind)) in enumerate(zip(pairwise(parts), pairwise(returned), strict=True)):
+        merged = None if again is None or behind is None else _again(one + other, tokenizer)
+        if again is None or behind is None or merged in (None, one + other, again + behind):
+            continue
+        found = True
+        place = min(_first_difference(again, merged), len(again))
+        yield n, _recorded(one, again, place), place, merged
+    if found or joined is None or whole is None:
+        return
+    place = _first_difference(joined, whole)  # only more than two spans together come back as other ids
+    begins = [0, *accumulate(map(len, known))]
+    n = next((n for n in range(len(known)) if begins[n] <= place < begins[n + 1]), len(known) - 1)
+    yield n, _recorded(parts[n], known[n], place - begins[n]), place, whole
+
+
+def _first_difference(one: list[int], other: list[int]) -> int:
+    shared = (n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return next(shared, min(len(one), len(other)))
+
+
+def _recorded(part: list[int], again: list[int], place: int) -> int:
+    """The place in a span's recorded ids of a place in what it comes back as alone, counted from its end."""
+    return max(len(part) - max(len(again) - place, 1), 0)
 
 
 def _spans(rollout: Rollout) -> list[tuple[int, int, str | None, bool]]:
@@ -221,17 +257,24 @@ def _spans(rollout: Rollout) -> list[tuple[int, int, str | None, bool]]:
     return [(start, end, None, mask[start]) for start, end in pairwise(edges)]
 
 
-def _change(ids: list[int], tokenizer: Tokenizer) -> tuple[int, str, tuple[int, ...], tuple[int, ...]] | None:
+def _again(ids: list[int], tokenizer: Tokenizer) -> list[int] | None:
+    """The ids after a way through text; None where the tokenizer does not have one of them."""
+    if any(token >= len(tokenizer) for token in ids):
+        return None
+    return list(tokenizer.encode(_text(ids, tokenizer), add_special_tokens=False))
+
+
+def _change(
+    ids: list[int], again: list[int] | None, tokenizer: Tokenizer
+) -> tuple[int, str, tuple[int, ...], tuple[int, ...]] | None:
     """(place, kind, ids, what they became) of the first difference; None where all come back."""
-    strange = next((n for n, token in enumerate(ids) if token >= len(tokenizer)), None)
-    if strange is not None:
+    if again is None:
+        strange = next(n for n, token in enumerate(ids) if token >= len(tokenizer))
         return strange, "unknown_id", tuple(ids[strange : strange + SHOWN]), ()
-    text = _text(ids, tokenizer)
-    again = list(tokenizer.encode(text, add_special_tokens=False))
     if again == ids:
         return None
-    shared = (n for n, (one, other) in enumerate(zip(ids, again, strict=False)) if one != other)
-    at = next(shared, min(len(ids), len(again)))
+    text = _text(ids, tokenizer)
+    at = _first_difference(ids, again)
     special = set(tokenizer.all_special_ids)
     here, there = ids[at : at + SHOWN], again[at : at + SHOWN]
     if "\ufffd" in text:

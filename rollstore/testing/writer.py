@@ -15,6 +15,7 @@ import numpy as np
 
 from rollstore.errors import SchemaError
 from rollstore.schema import Rollout, from_table, to_table
+from rollstore.testing.invented import NAMES, invented
 
 TOLERANCE = 1e-4
 """How far a log-prob may move on its way through an engine's report, as a probability in four bytes."""
@@ -26,9 +27,9 @@ Head = dict[int, float]
 class Output:
     """What was drawn for one sample.
 
-    logprobs: of the drawn tokens, None for one that the engine did not say. heads: the k likeliest of each. versions:
-    the weights that drew each. finish: `stop_token` (the last token is the end), `stop_string`, `max_tokens`,
-    `context_limit`, `prompt_too_long`, or `abort`.
+    logprobs: of the drawn tokens, None for one that the engine did not say. heads: the k likeliest of each; none: none
+    were asked for. versions: the weights that drew each; none: nothing was said of them. finish: `stop_token` (the last
+    token is the end), `stop_string`, `max_tokens`, `context_limit`, `prompt_too_long`, or `abort`.
     """
 
     tokens: tuple[int, ...]
@@ -113,44 +114,77 @@ CASES: tuple[Case, ...] = (
 """The cases that `check_writer` runs."""
 
 
-def check_writer(write: Render, *, lacks: Iterable[str] = (), cases: Iterable[Case] = CASES) -> tuple[str, ...]:
+LACKS = frozenset({"logprobs", "heads", "versions", "seed", "max_tokens", "behavior"})
+"""What an engine may be unable to say."""
+
+
+def check_writer(
+    write: Render, *, lacks: Iterable[str] = (), says: Iterable[str] = (), cases: Iterable[Case] = CASES
+) -> tuple[str, ...]:
     """Run every case through a writer. Raises WriterFailure with all that is wrong; returns the cases left out.
 
     write: renders a case as the engine would report it, and returns the writer's rollouts, one for each output.
     lacks: what the engine cannot say (`logprobs`, `heads`, `versions`, `seed`, `max_tokens`, `behavior`), which must
     then be null, or do (what a case needs: `abort`, `empty`, `context_limit`, `prompt_too_long`, `stop_string`,
     `unknown_logprob`, `version_change`, `raw`, `greedy`, `samples`), whose cases are left out. Others never are.
+    says: columns that the engine itself says something in that no case gives, as `entropies`, `spans.cached_tokens`
+    or `samplers.chain`. In every other column what the case does not give must be null. Raises ValueError for a word in
+    `lacks` or `says` that is none.
     """
-    without = frozenset(lacks)
+    every = tuple(cases)
+    needs = frozenset[str]().union(*(case.needs for case in (*CASES, *every)))
+    without, own = _known("lacks", lacks, LACKS | needs), _known("says", says, NAMES)
     failures: list[str] = []
     left_out: list[str] = []
-    for case in cases:
+    for case in every:
         if case.needs & without or (case.kind == "behavior" and "behavior" in without and "logprobs" not in without):
             left_out.append(case.name)
-            continue
-        try:
-            rows = list(write(case))
-            failures += [f"{case.name}: {problem}" for problem in _problems(case, rows, without)]
-        except SchemaError as error:
-            failures.append(f"{case.name}: the schema refuses it: {error}")
+        else:
+            failures += [f"{case.name}: {problem}" for problem in _tried(write, case, without, own)]
     if failures:
         raise WriterFailure(failures)
     return tuple(left_out)
 
 
-def _problems(case: Case, rows: list[Rollout], lacks: frozenset[str]) -> list[str]:
+def _known(what: str, words: Iterable[str], known: frozenset[str]) -> frozenset[str]:
+    given = frozenset((words,) if isinstance(words, str) else words)
+    strange = sorted(given - known)
+    if strange:
+        raise ValueError(f"{what}: wanted some of {', '.join(sorted(known))}, got {', '.join(strange)}")
+    return given
+
+
+def _tried(write: Render, case: Case, lacks: frozenset[str], says: frozenset[str]) -> list[str]:
+    try:
+        made: Any = write(case)
+        rows: list[Any] = [None] if made is None else list(made)
+    except Exception as error:  # whatever it is, the other cases are still to be run
+        return [f"the writer raises {type(error).__name__}: {error}"]
+    strange = [type(row).__name__ for row in rows if not isinstance(row, Rollout)]
+    if strange:
+        return [f"rollouts: wanted {len(case.outputs)} of them, got {strange[0]}"]
+    try:
+        return _problems(case, rows, lacks, says)
+    except SchemaError as error:
+        return [f"the schema refuses it: {error}"]
+
+
+def _problems(case: Case, rows: list[Rollout], lacks: frozenset[str], says: frozenset[str]) -> list[str]:
     if len(rows) != len(case.outputs):
         return [f"rollouts: wanted {len(case.outputs)}, got {len(rows)}"]
     stored = from_table(to_table(rows))  # what the schema refuses raises here
     found: list[str] = []
     for n, (row, output) in enumerate(zip(stored, case.outputs, strict=True)):
         checks = (_tokens(case, output, row), _logprobs(case, output, row, lacks), _heads(case, output, row, lacks),
-                  _versions(output, row, lacks), _end(output, row), _asked(case, n, row, lacks))  # fmt: skip
+                  _versions(output, row, lacks), _end(output, row), _asked(case, n, row, lacks),
+                  invented(case, output, row, says))  # fmt: skip
         found += [problem for check in checks for problem in check]
     if len(rows) > 1:
         wanted = [(len(rows), n) for n in range(len(rows))]
         got = [(row.group_size, row.sample_index) for row in stored]
         found += _differ("group_size, sample_index", wanted, got)
+        if len({row.rollout_id for row in stored}) < len(stored):
+            found.append(f"rollout_id: wanted another one for each sample, got {[row.rollout_id for row in stored]}")
         if len({row.group_id for row in stored}) != 1 or stored[0].group_id is None:
             found.append(f"group_id: wanted one for all samples, got {[row.group_id for row in stored]}")
     return found
@@ -170,7 +204,7 @@ def _tokens(case: Case, output: Output, row: Rollout) -> list[str]:
 
 def _logprobs(case: Case, output: Output, row: Rollout, lacks: frozenset[str]) -> list[str]:
     if "logprobs" in lacks:
-        return _differ("logprobs", None, row.logprobs)
+        return _differ("logprobs", None, row.logprobs) + _differ("logprob_kind", None, row.logprob_kind)
     if row.logprobs is None:
         return [f"logprobs: wanted {list(output.logprobs)}, got none"]
     found = [] if _close(output.logprobs, row.logprobs.to_list()) else [
@@ -184,14 +218,18 @@ def _logprobs(case: Case, output: Output, row: Rollout, lacks: frozenset[str]) -
 def _heads(case: Case, output: Output, row: Rollout, lacks: frozenset[str]) -> list[str]:
     """The k likeliest, or those of them that are sure; the drawn one only where it is among them."""
     if "heads" in lacks or "logprobs" in lacks:
-        return _differ("heads", None, row.heads)
-    if not output.heads:
-        return []
+        return _differ("heads", None, row.heads) + _differ("head_kind", None, row.head_kind)
     heads = row.heads
+    if not output.heads:
+        entries = 0 if heads is None or heads.tokens is None else len(heads.tokens)
+        kind = [] if not output.tokens else _differ("head_kind", None, row.head_kind)
+        return kind + ([f"heads: wanted none, as the case gives none, got {entries} entries"] if entries else [])
     if heads is None or heads.tokens is None or heads.logprobs is None:
         return ["heads: wanted those of each action, got none"]
     counts = [heads.size or 0] * len(output.tokens) if heads.counts is None else np.asarray(heads.counts).tolist()
     ends = np.cumsum([0, *counts]).tolist()
+    if not max(counts) <= (heads.size or 0) <= max(case.head_size, *map(len, output.heads)):
+        return [f"heads: wanted a size of at most {case.head_size}, got {heads.size} with up to {max(counts)} entries"]
     found: list[str] = []
     for n, wanted in enumerate(output.heads):
         ids, values = (np.asarray(part[ends[n] : ends[n + 1]]).tolist() for part in (heads.tokens, heads.logprobs))
@@ -235,7 +273,9 @@ def _asked(case: Case, index: int, row: Rollout, lacks: frozenset[str]) -> list[
     """What was asked for. A filter that is off may be null; a seed is that of the sample, or none."""
     if not row.samplers:
         return ["samplers: wanted what was asked for, got none"]
-    (got,) = row.samplers
+    got, *others = row.samplers
+    if others:
+        return [f"samplers: wanted that of the one request, got {len(row.samplers)}"]
     found = [] if got.temperature is not None and math.isclose(got.temperature, case.temperature, rel_tol=1e-6) else [
         f"temperature: wanted {case.temperature}, got {got.temperature}"
     ]  # fmt: skip

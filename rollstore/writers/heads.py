@@ -30,9 +30,12 @@ class Entries(NamedTuple):
 
 
 def entries(counts: Any, ids: Any, logprobs: Any, ranks: Any = None) -> Entries:
-    """`Entries` from sequences; None among the ranks is none said."""
-    flat = np.asarray(ids, np.int64).reshape(-1)
-    said = np.zeros(len(flat), np.int64) if ranks is None else np.array([rank or 0 for rank in ranks], np.int64)
+    """`Entries` from sequences; None among the ranks is none said. Raises ValueError for what is past 64 bits."""
+    try:
+        flat = np.asarray(ids, np.int64).reshape(-1)
+        said = np.zeros(len(flat), np.int64) if ranks is None else np.array([rank or 0 for rank in ranks], np.int64)
+    except OverflowError:
+        raise ValueError("heads: wanted ids and ranks of 64 bits, got a larger number") from None
     return Entries(np.asarray(counts, np.int64).reshape(-1), flat, np.asarray(logprobs, np.float64).reshape(-1), said)
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
 from rollstore.schema.known import known
 from rollstore.writers.conversation import rollout
+from rollstore.writers.decoding import Id, loaded, shaped_as
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
 from rollstore.writers.reply import Ints, Reply, biases, ids, nothing_drawn, words
-from rollstore.writers.settings import readable
+from rollstore.writers.settings import readable, whole_number
 
 FINISHES = {"eos": "stop", "word": "stop", "limit": "length"}
 """`stop_type` in the words of the others; `none` is a reply that has not ended."""
@@ -28,6 +29,9 @@ RANDOM_SEED = 2**32 - 1
 
 STEPS = ("temperature", "top_k", "top_p", "min_p")
 """Steps of `samplers` that have a column; `penalties` has several, and does nothing in the chain's order here."""
+
+OWN_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+"""The server's names for two columns."""
 
 NEUTRAL = {
     "typical_p": 1.0, "xtc_probability": 0.0, "top_n_sigma": -1.0, "dry_multiplier": 0.0, "mirostat": 0,
@@ -39,7 +43,7 @@ NEUTRAL = {
 class Probability(msgspec.Struct, frozen=True):
     """One listed token: `logprob`, or `prob` after sampling."""
 
-    id: int
+    id: Id
     logprob: float | None = None
     prob: float | None = None
     top_logprobs: tuple[Probability, ...] | None = None
@@ -60,7 +64,7 @@ class Timings(msgspec.Struct, frozen=True):
 class Body(msgspec.Struct, frozen=True):
     """What is read of a reply."""
 
-    tokens: tuple[int, ...] | None = None
+    tokens: tuple[Id, ...] | None = None
     completion_probabilities: tuple[Probability, ...] | None = None
     generation_settings: dict[str, Any] | None = None
     stop_type: str | None = None
@@ -81,21 +85,21 @@ def sampler(settings: Mapping[str, Any]) -> Sampler:
     limits = {name: value for name, off in NEUTRAL.items() if (value := settings.get(name, off)) != off}
     if settings.get("grammar"):
         limits["grammar"] = settings["grammar"]
-    seed, most, top_k = settings.get("seed"), settings.get("n_predict"), settings.get("top_k")
+    seed, top_k = settings.get("seed"), settings.get("top_k")
     chain = tuple(name for name in settings.get("samplers") or () if name in STEPS)
     return Sampler(
         temperature=None if "dynatemp_range" in limits else _positive(settings.get("temperature")),
         top_p=settings.get("top_p"),
         top_k=None if top_k is None else max(top_k, 0),
         min_p=settings.get("min_p"),
-        repetition_penalty=settings.get("repeat_penalty"),
+        repetition_penalty=settings.get("repetition_penalty"),
         presence_penalty=settings.get("presence_penalty"),
         frequency_penalty=settings.get("frequency_penalty"),
-        max_tokens=None if most is None or most < 0 else most,
+        max_tokens=settings.get("max_tokens"),
         seed=None if seed in (RANDOM_SEED, -1) else seed,
         logit_bias=biases(settings.get("logit_bias")),
         stop=words(settings.get("stop")),
-        grammar=msgspec.json.encode(limits).decode() if limits else None,
+        grammar=msgspec.json.encode(limits, enc_hook=repr).decode() if limits else None,
         chain=chain or None,
         applied="mirostat" not in limits,
         extra=extra or None,
@@ -110,7 +114,17 @@ def _readable(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     temperature = settings.get("temperature")
     if isinstance(temperature, int | float):
         temperature = _positive(temperature)
-    kept, others = readable({**settings, "logit_bias": bias, "temperature": temperature})
+    named = {OWN_NAMES.get(name, name): value for name, value in settings.items()}
+    most = named.get("max_tokens")
+    if isinstance(most, int | float) and most < 0:  # as many as there is room for
+        named["max_tokens"] = None
+    kept, others = readable({**named, "logit_bias": bias, "temperature": temperature})
+    steps = kept.get("samplers")
+    if steps is not None and not (isinstance(steps, list | tuple) and all(isinstance(step, str) for step in steps)):
+        del kept["samplers"]
+        others["samplers"] = steps if isinstance(steps, str) else msgspec.json.encode(steps, enc_hook=repr).decode()
+    own = {column: name for name, column in OWN_NAMES.items()}
+    others = {own.get(name, name): said for name, said in others.items()}
     seed = kept.get("seed")
     if seed is not None and seed != -1 and not 0 <= seed < 2**64:
         others["seed"] = str(kept.pop("seed"))
@@ -120,8 +134,10 @@ def _readable(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
 def _pair(entry: Any) -> tuple[Any, Any] | None:
     """(token, bias) of one entry: an object, or a list of two."""
     if isinstance(entry, Mapping):
-        return entry.get("token"), entry.get("bias")
-    return tuple(entry) if isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2 else None
+        pair = (entry.get("token"), entry.get("bias"))
+    else:
+        pair = tuple(entry) if isinstance(entry, list | tuple) else ()
+    return pair if len(pair) == 2 and isinstance(pair[0], int | str) else None
 
 
 def _positive(temperature: float | None) -> float | None:
@@ -141,7 +157,7 @@ def reply(
     `context` is the most tokens that a slot holds. Raises ValueError without ids, where the server evaluated another
     number of prompt tokens than it was given, and where log-probs are of other tokens.
     """
-    whole = msgspec.json.decode(body, type=Body) if isinstance(body, bytes | str) else msgspec.convert(body, Body)
+    whole = shaped_as(Body, loaded(body))
     given = ids("prompt", prompt)
     if whole.tokens is None:
         raise ValueError('tokens: wanted the ids of the drawn tokens ("return_tokens": true), got none')
@@ -168,8 +184,8 @@ def reply(
         reason = "context_limit"
     elif whole.truncated and reason != "context_limit":
         flags.append(Flag(kind="context_shifted", column="tokens"))  # the model no longer saw all that stands before
-    size = (whole.generation_settings or {}).get("n_probs")
-    columns, more = _logprobs(whole, tokens, size)
+    asked = whole_number((whole.generation_settings or {}).get("n_probs"))
+    columns, more = _logprobs(whole, tokens, asked if asked and asked > 0 else None)
     return Reply(
         prompt=given,
         tokens=tokens,

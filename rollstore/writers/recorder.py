@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rollstore.errors import SchemaError
 from rollstore.schema import Flag, Heads, Known, Rollout, Sampler, Span
 from rollstore.schema.known import known
+from rollstore.writers.refusals import NOT_YET, PER_ROW, TOGETHER, require
 from rollstore.writers.uuid7 import uuid7
 
 ACTION_COLUMNS = ("logprobs", "weight_versions", "ranks", "entropies", "batch_rows")
@@ -34,7 +35,7 @@ class Recorder:
     `fields` are columns of the rollouts table that hold for every segment (group_id, policy, replay_key, ...). Leaving
     the `with` block without `end` appends what there is: with ending `aborted` after an exception (which goes on),
     otherwise with ending `unknown`. Arrays are copied: an engine may use its own again. Not for use by two threads at
-    once.
+    once. What the schema would refuse of an argument raises ValueError at its call, and nothing is recorded of that.
     """
 
     def __init__(self, writer: Appends, *, rollout_id: str | None = None, **fields: Any) -> None:
@@ -42,6 +43,8 @@ class Recorder:
         if unknown:
             raise TypeError(f"rollout: wanted columns of the rollouts table, got {', '.join(unknown)}")
         self.rollout_id = uuid7() if rollout_id is None else rollout_id
+        own = {name: value for name, value in fields.items() if name not in PER_ROW}
+        require("rollout", TOGETHER, rollout_id=self.rollout_id, **own)
         self._writer = writer
         self._fields: dict[str, Any] = {"started_at": datetime.now(UTC), **_copied(fields)}
         self._segment = 0
@@ -76,14 +79,18 @@ class Recorder:
     def observe(self, tokens: Any, *, role: str, origin: str = "rendered", **span: Any) -> None:
         """Tokens [n] that the policy sees and did not draw here.
 
-        `span` are further fields of the span. Raises ValueError after `end`, and on tokens that are not whole numbers.
+        `span` are further fields of the span. Raises ValueError after `end`, on tokens that are not whole numbers, and
+        on what the schema refuses.
         """
         self._check_open()
         ids = _ids(tokens)
-        if self._acted and role != "assistant":
+        next_turn = self._acted and role != "assistant"
+        fields: dict[str, Any] = {"turn": self._turn + next_turn, "role": role, "origin": origin, **span}
+        alone = Span(start=0, length=len(ids), is_action=False, **fields)
+        require("observe", NOT_YET, tokens=ids, action_mask=np.zeros(len(ids), bool), spans=(alone,))
+        if next_turn:
             self._turn, self._acted = self._turn + 1, False
-        fields: dict[str, Any] = {"turn": self._turn, "origin": origin, **span}
-        self._spans.append(Span(start=self._length, length=len(ids), role=role, is_action=False, **fields))
+        self._spans.append(Span(start=self._length, length=len(ids), is_action=False, **fields))
         self._put(ids, action=False)
 
     def act(
@@ -111,7 +118,7 @@ class Recorder:
         reported stays None. `weight_versions` may be one number for all; the span is split where it changes.
         `support_counts` [n] and `support_tokens` (flat) come together. An index of a flag counts from the first of
         these tokens, or of their head or support entries. Raises ValueError, with nothing recorded of the call, where
-        a length does not fit.
+        a length does not fit and where the schema refuses a value.
         """
         self._check_open()
         ids = _ids(tokens)
@@ -138,25 +145,35 @@ class Recorder:
         if support_counts is None and support_tokens is not None:
             raise ValueError("act: support: wanted support_counts beside support_tokens, got none")
         support = None if support_counts is None else _support(support_counts, support_tokens, count)
-        sampler_index = self._sampler(sampler)
-        fields: dict[str, Any] = {"turn": self._turn, "sampler": sampler_index, "origin": "sampled", **span}
+        fields: dict[str, Any] = {"turn": self._turn, "role": role, "origin": "sampled", **span}
+        kept = None if heads is None else _counted(heads, head_counts)
+        alone = Span(start=0, length=count, is_action=True, sampler=None if sampler is None else 0, **fields)
+        require(
+            "act", NOT_YET, tokens=ids, action_mask=np.ones(count, bool), spans=(alone,), **columns,
+            samplers=None if sampler is None else (sampler,), heads=kept, flags=tuple(flags) or None,
+            support_counts=None if support is None else support[0],
+            support_tokens=None if support is None else support[1],
+            logprob_kind=logprob_kind, head_kind=head_kind, vocab_size=self._fields.get("vocab_size"),
+        )  # fmt: skip
+        fields["sampler"] = self._sampler(sampler)
         for name, kind in (("logprob_kind", logprob_kind), ("head_kind", head_kind)):
             if kind is not None and self._fields.setdefault(name, kind) != kind:
                 fields[name] = kind
         start = self._length
         for first, last in _runs(columns["weight_versions"], count):
-            self._spans.append(Span(start=start + first, length=last - first, role=role, is_action=True, **fields))
+            self._spans.append(Span(start=start + first, length=last - first, is_action=True, **fields))
         self._flags.extend(self._moved(flag, start) for flag in flags)
         self._put(ids, action=True)
         self._supports.append(support)
         self._actions.append(columns)
         self._action_counts.append(count)
-        self._heads.append(None if heads is None else _counted(heads, head_counts))
+        self._heads.append(kept)
         self._acted = True
 
     def next_segment(self, cause: str) -> None:
         """End the current segment as `continued` and begin the next: its tokens are observed anew, origin `carried`."""
         self._check_open()
+        require("next_segment", TOGETHER, segment_cause=cause)
         self._append(ending="continued", reward_status="on_final_segment")
         self._segment += 1
         self._cause = cause

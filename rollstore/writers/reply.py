@@ -18,6 +18,8 @@ from rollstore.writers.weights import Weights
 
 Ints = npt.NDArray[np.int64]
 
+_LARGEST_ID = 2**31 - 1
+
 
 class Support(NamedTuple):
     """The ids kept by the filters: `counts` [A], `tokens` flat over actions. Count 0: not reported for that action."""
@@ -87,6 +89,9 @@ def ids(name: str, values: Any) -> Ints:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"{name}: wanted a list of token ids, got {array.dtype} of shape {array.shape}")
+    if array.size and (array.min() < 0 or array.max() > _LARGEST_ID):
+        odd = array.min() if array.min() < 0 else array.max()
+        raise ValueError(f"{name}: wanted token ids from 0 to {_LARGEST_ID}, got {odd}")
     return array.astype(np.int64)
 
 

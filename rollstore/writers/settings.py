@@ -17,6 +17,12 @@ OTHER_NAMES = {
 }  # fmt: skip
 """Names of engines for columns of the sampler."""
 
+NUMBERS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "max_tokens", "max_completion_tokens", "min_tokens", "seed",
+)  # fmt: skip
+"""Settings of chats and completions that are numbers with a column."""
+
 _COLUMNS = {column.name: column for column in SAMPLER_COLUMNS}
 _SEQUENCES = {"stop": str, "bad_words": str, "stop_token_ids": int}
 
@@ -48,8 +54,8 @@ def samples(request: Mapping[str, Any]) -> int:
 
 
 def settings_of(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where the settings of a request stand: in it, or in its `sampling_params`."""
-    own = request.get("sampling_params")
+    """Where the settings of a request stand: in it, or in its `sampling_params`, which chats and completions ignore."""
+    own = None if "messages" in request or "prompt" in request else request.get("sampling_params")
     return own if isinstance(own, Mapping) and own else request
 
 

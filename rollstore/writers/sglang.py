@@ -8,9 +8,10 @@ log-prob, with the support that was kept. A seed is heeded only by a server with
 from __future__ import annotations
 
 import base64
+import binascii
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ import numpy as np
 from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
 from rollstore.schema.known import known
 from rollstore.writers.conversation import rollout
+from rollstore.writers.decoding import Id, loaded, shaped_as
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
 from rollstore.writers.reply import (
@@ -61,15 +63,22 @@ class Span(msgspec.Struct, frozen=True):
     end: int
 
 
+class Listed(msgspec.Struct, frozen=True, array_like=True):
+    """What is listed of a token: (log-prob, id, text)."""
+
+    logprob: float | None
+    id: Id
+
+
 class Meta(msgspec.Struct, frozen=True):
-    """`meta_info`; what is listed of a token is (log-prob, id, text)."""
+    """`meta_info`."""
 
     id: Any = None
     finish_reason: Finish | str | None = None
-    output_token_logprobs: tuple[tuple[Any, ...], ...] | None = None
-    output_top_logprobs: tuple[tuple[tuple[Any, ...], ...] | None, ...] | None = None
+    output_token_logprobs: tuple[Listed, ...] | None = None
+    output_top_logprobs: tuple[tuple[Listed, ...] | None, ...] | None = None
     output_token_sampling_logprobs: tuple[float | None, ...] | None = None
-    output_token_sampling_mask: tuple[tuple[int, ...] | None, ...] | None = None
+    output_token_sampling_mask: tuple[tuple[Id, ...] | None, ...] | None = None
     weight_version: str | int | None = None
     weight_versions: tuple[Span, ...] | None = None
     completion_tokens: int | None = None
@@ -82,8 +91,10 @@ class Body(msgspec.Struct, frozen=True):
     """One output."""
 
     meta_info: Meta
-    output_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
+    index: int | None = None
+    """Its place among the outputs of the request, where the server says it."""
+    output_ids: tuple[Id, ...] | None = None
+    prompt_token_ids: tuple[Id, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +160,27 @@ def replies(
 
     The prompt is the request's `input_ids`, or what the server says of it. `cache_state` is what became of the KV
     cache when the weights changed under a request: `recomputed` after a pause in mode retract, `retained` after one in
-    mode in_place. Raises ValueError where ids are missing or lengths differ.
+    mode in_place. Raises ValueError where ids are missing, lengths differ, or the outputs are not those asked for.
     """
     known_server = server or Server()
-    loaded: Any = msgspec.json.decode(reply) if isinstance(reply, bytes | str) else reply
-    several = [loaded] if isinstance(loaded, Mapping) else list(loaded)
+    whole = loaded(reply)
+    if not isinstance(whole, Mapping | list | tuple):
+        raise ValueError(f"reply: wanted an output or a list of them, got {type(whole).__name__}")  # noqa: TRY004  as said
+    several = [whole] if isinstance(whole, Mapping) else list(whole)
+    bodies = [shaped_as(Body, one, f"output {n}") for n, one in enumerate(several)]
+    params = _params(request)
+    samples = max(readable({"n": params[0].get("n")})[0].get("n") or 1, 1)
+    prompts = _prompts(request, params)
     groups: defaultdict[int, str] = defaultdict(uuid7)  # one for each prompt
-    return [
-        _reply(msgspec.convert(one, Body), n, len(several), request, known_server, number, cache_state, groups)
-        for n, one in enumerate(several)
-    ]
+    made: list[Reply] = []
+    for body, place in zip(bodies, _places(bodies, prompts, samples), strict=True):
+        own = params[place // samples] if len(params) > 1 else params[0]
+        reply_ = _reply(body, place // samples, own, request, known_server, number, cache_state)
+        if samples > 1:
+            group = {"group_id": groups[place // samples], "group_size": samples, "sample_index": place % samples}
+            reply_ = replace(reply_, row={**reply_.row, **group})
+        made.append(reply_)
+    return made
 
 
 def rollouts(
@@ -175,23 +197,59 @@ def rollouts(
     return [rollout(one, **fields) for one in made]
 
 
+def _params(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """`sampling_params`: one for all prompts, or one for each."""
+    given: Any = request.get("sampling_params") or {}
+    several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    strange = [type(one).__name__ for one in several if not isinstance(one, Mapping)]
+    if strange or not several:
+        raise ValueError(f"sampling_params: wanted an object, or one for each prompt, got {strange or 'none'}")
+    return several
+
+
+def _prompts(request: Mapping[str, Any], params: Sequence[Any]) -> int | None:
+    """How many prompts were asked about; None where the request does not say it in a way that is known here."""
+    given, text = request.get("input_ids"), request.get("text")
+    said = None
+    if given is not None:
+        if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
+            raise ValueError(f"input_ids: wanted token ids, or those of each prompt, got {type(given).__name__}")
+        said = len(given) if len(given) and isinstance(given[0], list | tuple) else 1
+    elif isinstance(text, str | list | tuple):
+        said = 1 if isinstance(text, str) else len(text)
+    if len(params) > 1 and said not in (None, len(params)):
+        raise ValueError(f"sampling_params: wanted one for all or {said}, one for each prompt, got {len(params)}")
+    return len(params) if said is None and len(params) > 1 else said
+
+
+def _places(bodies: Sequence[Body], prompts: int | None, samples: int) -> list[int]:
+    """The place of each output among those of the request: by its index where the server says one, else by order."""
+    asked = None if prompts is None else prompts * samples
+    said = [body.index for body in bodies]
+    if all(index is None for index in said):
+        if len(bodies) != asked and (asked is not None or len(bodies) % samples):
+            wanted = f"a multiple of {samples}" if asked is None else str(asked)
+            raise ValueError(f"outputs: wanted {wanted}, {samples} of each prompt, got {len(bodies)}")
+        return list(range(len(bodies)))
+    places = [index for index in said if index is not None and 0 <= index < (index + 1 if asked is None else asked)]
+    if len(places) < len(said) or len(set(places)) < len(places):
+        raise ValueError(f"index: wanted another one from 0 to {(asked or 0) - 1} of each output, got {said}")
+    return places
+
+
 def _reply(
     body: Body,
-    place: int,
-    outputs: int,
+    prompt_place: int,
+    params: Mapping[str, Any],
     request: Mapping[str, Any],
     server: Server,
     number: Number,
     cache_state: str,
-    groups: Mapping[int, str],
 ) -> Reply:
-    meta, params = body.meta_info, request.get("sampling_params") or {}
-    several: Any = params if isinstance(params, Sequence) else [params] * outputs
-    samples = readable({"n": several[0].get("n")})[0].get("n") or 1
-    settings = sampler(several[place // samples if len(several) < outputs else place], server)
-    prompt = ids("input_ids", body.prompt_token_ids or _prompt(request, place // samples))
+    meta, settings = body.meta_info, sampler(params, server)
+    prompt = ids("input_ids", body.prompt_token_ids or _prompt(request, prompt_place))
     listed = meta.output_token_logprobs
-    drawn = body.output_ids if body.output_ids is not None or listed is None else [entry[1] for entry in listed]
+    drawn = body.output_ids if body.output_ids is not None or listed is None else [entry.id for entry in listed]
     tokens = ids("output_ids", drawn)
     if len(tokens) < (meta.completion_tokens or 0) - 1:  # a matched stop token may be counted and cut off
         raise ValueError(
@@ -208,9 +266,6 @@ def _reply(
         context=server.context,
         stop=finish.matched,
     )
-    row: dict[str, Any] = {"engine": server.engine, "policy": server.policy}
-    if samples > 1:
-        row.update(group_id=groups[place // samples], group_size=samples, sample_index=place % samples)
     return Reply(
         prompt=prompt,
         tokens=tokens,
@@ -224,14 +279,14 @@ def _reply(
         engine_finish=finish.type,
         ending=outcome,
         ending_reason=reason,
-        row=row,
+        row={"engine": server.engine, "policy": server.policy},
         **_logprobs(meta, tokens, settings, server, request.get("top_logprobs_num")),
     )
 
 
 def _prompt(request: Mapping[str, Any], place: int) -> Any:
     given = request.get("input_ids")
-    return given[place] if given and isinstance(given[0], Sequence) else given
+    return given[place] if given is not None and len(given) and isinstance(given[0], list | tuple) else given
 
 
 def _listed_kind(settings: Sampler, server: Server) -> str:
@@ -255,18 +310,17 @@ def _logprobs(meta: Meta, tokens: Ints, settings: Sampler, server: Server, asked
         columns = {"logprobs": _known(own), "logprob_kind": "behavior"}
     elif meta.output_token_logprobs is not None:
         own = aligned("output_token_logprobs", meta.output_token_logprobs, tokens)
-        if any(len(entry) < 2 for entry in own):
-            raise ValueError("output_token_logprobs: wanted (log-prob, id, text) of each token, got less")
-        said = [entry[1] for entry in own]
+        said = [entry.id for entry in own]
         if said != tokens.tolist():
             wrong = next(n for n, token in enumerate(tokens.tolist()) if said[n] != token)
             where = f"wanted one of token {tokens[wrong]} at place {wrong}, got one of token {said[wrong]}"
             raise ValueError(f"output_token_logprobs: {where}")
-        columns = {"logprobs": _known([entry[0] for entry in own]), "logprob_kind": kind}
+        columns = {"logprobs": _known([entry.logprob for entry in own]), "logprob_kind": kind}
     if meta.output_top_logprobs is not None:
         places = [place or () for place in aligned("output_top_logprobs", meta.output_top_logprobs, tokens)]
         flat = [entry for place in places for entry in place]
-        top = entries([len(place) for place in places], [entry[1] for entry in flat], [entry[0] for entry in flat])
+        values = [float("nan") if entry.logprob is None else entry.logprob for entry in flat]
+        top = entries([len(place) for place in places], [entry.id for entry in flat], values)
         found, flags = heads(top, size=asked if isinstance(asked, int) and asked > 0 else None)
         columns.update(heads=found, head_kind=None if found is None else kind)
     return {**columns, "flags": tuple(flags)}
@@ -277,7 +331,7 @@ def _known(values: Sequence[float | None]) -> Known:
 
 
 def _weights(meta: Meta, count: int, number: Number, cache_state: str) -> Weights | None:
-    if meta.weight_versions is not None:
+    if meta.weight_versions:
         triples = [(str(span.version), span.start, span.end) for span in meta.weight_versions]
         first = {None: None, 0: "fresh"}.get(meta.cached_tokens, "unknown")
         return by_spans(count, triples, number=number, first_cache=first, later_cache=cache_state)
@@ -289,7 +343,12 @@ def _routing(text: str | None, shape: tuple[int, int] | None, tokens: int) -> Ro
     """Base64 of int32 ids without their shape, which is the caller's to know."""
     if text is None or shape is None:
         return None
-    flat = np.frombuffer(base64.b64decode(text, validate=True), np.int32)
+    if min(shape) < 1:
+        raise ValueError(f"routed: wanted at least one layer and one expert, got {shape}")
+    try:
+        flat = np.frombuffer(base64.b64decode(text, validate=True), np.int32)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"routed_experts: wanted base64 of int32 ids, got {len(text)} other characters") from None
     if flat.size % (shape[0] * shape[1]):
         raise ValueError(f"routed_experts: wanted rows of {shape[0]} layers x {shape[1]} experts, got {flat.size} ids")
     return routing(flat.reshape(-1, *shape), tokens)

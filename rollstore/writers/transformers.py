@@ -20,7 +20,7 @@ from rollstore.schema.known import known
 from rollstore.writers.conversation import rollout
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
-from rollstore.writers.reply import Reply, greedy_kind
+from rollstore.writers.reply import Reply, greedy_kind, words
 from rollstore.writers.uuid7 import uuid7
 
 CHAIN = ("temperature", "top_k", "top_p", "min_p")
@@ -30,24 +30,73 @@ DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty":
 """What generate takes where neither the call nor the model's configuration says anything: top_k is 50."""
 
 LIMITS = {
-    "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "top_h": None,
+    "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
     "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
-    "forced_eos_token_id": None, "sequence_bias": None, "exponential_decay_length_penalty": None,
-    "guidance_scale": None,
+    "forced_eos_token_id": None, "sequence_bias": None, "exponential_decay_length_penalty": None, "guidance_scale": 1.0,
+    "watermarking_config": None, "dola_layers": None, "prefix_allowed_tokens_fn": None, "negative_prompt_ids": None,
+    "min_length": 0,
 }  # fmt: skip
-"""Settings without a column, and the values at which they do nothing."""
+"""Settings without a column that change what may be drawn or how likely it is, and the values at which they do not.
+
+`min_length` counts the prompt, padding included: where that is known it is a `min_new_tokens`.
+"""
+
+FILTERS = {"top_h": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+"""The same of those that only a sampled call applies."""
+
+OPAQUE = ("logits_processor", "custom_generate", "assistant_ensemble_weight")
+"""Settings after which the scores may be of another distribution than the one that drew."""
+
+CRITERIA = ("stop_strings", "stopping_criteria")
+"""Settings that end rows without an end token: where, only `lengths` can say."""
+
+REFUSED = {
+    "num_beams": 1, "num_beam_groups": 1, "constraints": None, "force_words_ids": None, "penalty_alpha": 0.0,
+    "token_healing": False,
+}  # fmt: skip
+"""Settings under which tokens are searched for, or the prompt drawn anew, and the values at which they do nothing."""
+
+READ = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "max_length",
+    "min_new_tokens", "eos_token_id",
+)  # fmt: skip
+"""Settings that are read, each for what it is."""
+
+WITHOUT_EFFECT = (
+    "attention_mask", "inputs", "input_ids", "inputs_embeds", "position_ids", "past_key_values", "tokenizer",
+    "streamer", "synced_gpus", "generation_config", "trust_remote_code", "assistant_tokenizer",
+    "negative_prompt_attention_mask", "early_stopping", "length_penalty", "diversity_penalty", "low_memory", "max_time",
+    "use_mtp", "use_cache",
+    "cache_implementation", "cache_config", "max_cache_len", "renormalize_logits", "remove_invalid_values",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+    "return_dict_in_generate", "pad_token_id", "bos_token_id", "decoder_start_token_id", "is_assistant",
+    "assistant_model", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind",
+    "target_lookbehind", "speculation_type", "compile_config", "disable_compile", "continuous_batching_config",
+    "prefill_chunk_size", "_from_model_config", "transformers_version",
+)  # fmt: skip
+"""Settings that leave the distribution as it is: inputs, outputs, caches, speed (a draft that is checked by the model
+is exact), what only a search of beams heeds, and repairs of numbers that are none."""
 
 
 def settings_of(model: Any, **asked: Any) -> dict[str, Any]:
-    """Settings of one call: what was asked for, else the model's `generation_config`, else generate's defaults."""
-    own = {name: value for name, value in model.generation_config.to_dict().items() if value is not None}
-    return {**DEFAULTS, **own, **{name: value for name, value in asked.items() if value is not None}}
+    """Settings of one call: what was asked for, else the model's `generation_config`, else generate's defaults.
+
+    A `generation_config` among what was asked for stands before the model's own.
+    """
+    given = asked.pop("generation_config", None)
+    levels = [model.generation_config.to_dict(), {} if given is None else given.to_dict(), asked]
+    return {**DEFAULTS, **{name: value for level in levels for name, value in level.items() if value is not None}}
 
 
 def sampler(settings: Mapping[str, Any]) -> Sampler:
-    """Settings of a call as a record. Without `do_sample` the pick is greedy: temperature 0, and no filter."""
+    """Settings of a call as a record. Without `do_sample` the pick is greedy: temperature 0, and no filter.
+
+    What has no column and bears on the draw stands in `grammar`, since a trainer would have to apply it; so does a
+    plain value (number, text, list) under a name that is not known here, which may be a setting of a newer release.
+    """
     sampled = bool(settings.get("do_sample"))
-    limits = {name: value for name, off in LIMITS.items() if (value := settings.get(name, off)) not in (off, None)}
+    limits = _limits(settings, sampled)
     penalty = settings.get("repetition_penalty")
     return Sampler(
         temperature=settings.get("temperature") if sampled else 0.0,
@@ -57,10 +106,40 @@ def sampler(settings: Mapping[str, Any]) -> Sampler:
         repetition_penalty=1.0 if penalty is None else penalty,
         max_tokens=settings.get("max_new_tokens"),
         min_tokens=settings.get("min_new_tokens") or 0,
-        grammar=msgspec.json.encode(limits, enc_hook=repr).decode() if limits else None,
+        stop=words(settings.get("stop_strings")),
+        grammar=msgspec.json.encode(limits, enc_hook=_told).decode() if limits else None,
         chain=CHAIN,
         applied=True,
     )
+
+
+def _limits(settings: Mapping[str, Any], sampled: bool) -> dict[str, Any]:
+    neutral = {**LIMITS, **(FILTERS if sampled else {}), **dict.fromkeys(OPAQUE)}
+    if settings.get("min_new_tokens") is not None:  # it takes the other's place
+        del neutral["min_length"]
+    found = {name: _spelled(settings[name]) for name, off in neutral.items() if _is_on(settings.get(name), off)}
+    here = {*LIMITS, *FILTERS, *OPAQUE, *CRITERIA, *REFUSED, *READ, *WITHOUT_EFFECT}
+    plain = (bool, int, float, str, list, tuple, dict)
+    others = {name: value for name, value in settings.items() if name not in here and isinstance(value, plain)}
+    return {**found, **{name: value for name, value in others.items() if _is_on(value, False)}}
+
+
+def _is_on(value: Any, off: Any) -> bool:
+    """Whether a setting does something. An empty list of processors, words or ids does nothing."""
+    if value is None or (hasattr(value, "__len__") and not len(value)):
+        return False
+    return isinstance(value, torch.Tensor) or bool(value != off)
+
+
+def _spelled(value: Any) -> Any:
+    """A setting by its own dictionary or list, where it is an object that has one."""
+    own = getattr(value, "to_dict", None) or getattr(value, "tolist", None)
+    return own() if callable(own) else value
+
+
+def _told(value: Any) -> str:
+    """What a setting is called that JSON has no word for."""
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def replies(
@@ -78,15 +157,14 @@ def replies(
     settings: see `settings_of`. lengths: new tokens of each row, where anything but an end token stopped a row (stop
     strings, a criterion of one's own); otherwise a row ends at its first drawn end token, which is kept. head_size:
     keep so many of the likeliest tokens. custom_processors: the call had logits processors of the caller's own, so
-    that the scores may hold anything, noise too. Raises ValueError for beams, for padding on the right, and where
-    lengths do not fit.
+    that the scores may hold anything, noise too. Raises ValueError for beams and other searches, for healed prompts,
+    for padding on the right, and where lengths do not fit.
     """
     if type(generated).__name__.startswith("GenerateEncoderDecoder"):
         raise ValueError("transformers: wanted a decoder's sequences, prompt included, got those of an encoder-decoder")
     sequences = generated if isinstance(generated, torch.Tensor) else generated.sequences
     mask = np.asarray(torch.as_tensor(attention_mask).bool().cpu())
-    if (settings.get("num_beams") or 1) > 1:
-        raise ValueError(f"transformers: wanted sampled sequences, got the best of {settings['num_beams']} beams")
+    _require_sampled(settings)
     batch, width = mask.shape
     prompts = mask.sum(1)
     if (mask != (np.arange(width) >= width - prompts[:, None])).any():
@@ -98,8 +176,12 @@ def replies(
     new = _lengths(rows[:, width:], settings, lengths)
     if settings.get("max_new_tokens") is None and settings.get("max_length") is not None:
         settings = {**settings, "max_new_tokens": settings["max_length"] - width}
+    if settings.get("min_new_tokens") is None and settings.get("min_length") is not None:
+        settings = {**settings, "min_new_tokens": max(settings["min_length"] - width, 0)}
+    if custom_processors and not settings.get("logits_processor"):
+        settings = {**settings, "logits_processor": "of the caller's own"}
     how = sampler(settings)
-    steps, kind = _steps(generated, how, custom_processors)
+    steps, kind = _steps(generated, how, any(_is_on(settings.get(name), None) for name in OPAQUE))
     if steps is not None and len(steps) != rows.shape[1] - width:
         raise ValueError(f"scores: wanted {rows.shape[1] - width} steps, one for each new token, got {len(steps)}")
     groups = [uuid7() for _ in range(batch)]
@@ -143,6 +225,16 @@ def rollouts(
     return [rollout(reply, **fields) for reply in made]
 
 
+def _require_sampled(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where tokens were searched for, or the prompt is not the one that was given."""
+    for name, off in REFUSED.items():
+        value = settings.get(name)
+        if not _is_on(value, off) or (name == "penalty_alpha" and settings.get("do_sample")):
+            continue
+        got = f"the best of {value} beams" if name == "num_beams" else f"those of {name}={value}"
+        raise ValueError(f"transformers: wanted sampled sequences, got {got}")
+
+
 def _ends(settings: Mapping[str, Any]) -> list[int]:
     end = settings.get("eos_token_id")
     return [] if end is None else [int(e) for e in np.atleast_1d(np.asarray(end))]
@@ -155,8 +247,9 @@ def _lengths(drawn: Any, settings: Mapping[str, Any], lengths: Sequence[int] | N
         if bad:
             raise ValueError(f"lengths: wanted {len(drawn)} numbers up to {drawn.shape[1]}, got {list(lengths)}")
         return [int(n) for n in lengths]
-    if settings.get("stop_strings"):
-        raise ValueError("lengths: wanted the new tokens of each row, as stop_strings ended some, got none")
+    criteria = [name for name in CRITERIA if settings.get(name)]
+    if criteria:
+        raise ValueError(f"lengths: wanted the new tokens of each row, as {criteria[0]} ended some, got none")
     is_end = np.isin(drawn, _ends(settings))
     return np.where(is_end.any(1), is_end.argmax(1) + 1, drawn.shape[1]).tolist()
 

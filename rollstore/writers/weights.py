@@ -98,11 +98,16 @@ def by_spans(
 
 
 def by_ends(count: int, before: str, after: str, *, number: Number = version_number) -> Weights:
-    """From the label read before the request and the one read after it: oldest and newest, no version per token."""
+    """From the label read before the request and the one read after it: oldest and newest, no version per token.
+
+    Weights that were set back are older after it than before.
+    """
+    oldest, newest = number(before), number(after)
+    if oldest is not None and newest is not None:
+        oldest, newest = min(oldest, newest), max(oldest, newest)
     return Weights(
-        stretches=(Stretch(0, count, after),), oldest=number(before), newest=number(after), source="start_end",
-        prefill_label=before,
-    )  # fmt: skip
+        stretches=(Stretch(0, count, after),), oldest=oldest, newest=newest, source="start_end", prefill_label=before
+    )
 
 
 def by_labels(count: int, labels: Sequence[str], *, number: Number = version_number) -> Weights:

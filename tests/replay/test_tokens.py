@@ -114,6 +114,87 @@ def test_tokens_that_merge_over_the_border_of_two_spans_are_told() -> None:
     assert (change.kind, change.position, change.is_action) == ("boundary", 0, False)
 
 
+def spans_over(*parts: list[int]) -> tuple[Span, ...]:
+    """One span a part, the prompt first and then drawn and observed in turn."""
+    starts = [sum(map(len, parts[:n])) for n in range(len(parts))]
+    return tuple(
+        Span(start=start, length=len(part), role="assistant" if n % 2 else "user", is_action=bool(n % 2))
+        for n, (start, part) in enumerate(zip(starts, parts, strict=True))
+    )
+
+
+def told(*parts: list[int]) -> list[tuple[str, int, str | None]]:
+    """(kind, position, role) of every change in a segment of these spans."""
+    row = Rollout(
+        rollout_id="r", tokens=[token for part in parts for token in part], spans=spans_over(*parts),
+        action_mask=[bool(n % 2) for n, part in enumerate(parts) for _ in part],
+    )  # fmt: skip
+    return [(c.kind, c.position, c.role) for one in check_tokens(row, TOKENIZER).examples for c in one.changes]
+
+
+def test_a_border_is_told_beside_a_change_within_a_span() -> None:
+    split, left, right = pieces("cat"), ids(" retu"), ids("rn")
+    prompt = [*split, *left]
+    assert told(prompt, right) == [("merge", 0, "user"), ("boundary", len(split), "user")]
+    drawn = [*right, *pieces("return")]
+    assert told(left, drawn) == [("merge", len(left) + len(right), "assistant"), ("boundary", 0, "user")]
+
+
+def test_each_border_is_told_and_those_where_nothing_happens_are_not() -> None:
+    left, right, plain = ids(" retu"), ids("rn"), ids(" sat")
+    parts = (left, right, plain, left, right)
+    assert told(*parts) == [
+        ("boundary", 0, "user"),
+        ("boundary", len(left + right + plain), "assistant"),
+    ]
+    assert told(plain, plain, plain) == []
+
+
+def test_a_change_inside_a_span_is_no_change_at_its_border() -> None:
+    assert told(pieces("cat"), ids(" sat")) == [("merge", 0, "user")]
+    assert told(ids(" sat"), pieces("cat"), ids(" sat")) == [("merge", len(ids(" sat")), "assistant")]
+
+
+def test_a_character_cut_by_a_border_is_no_merge_there() -> None:
+    first, second = ids("é")
+    assert [kind for kind, _, _ in told([first], [second])] == ["bytes", "bytes"]
+
+
+def test_a_border_beside_an_id_that_the_tokenizer_lacks_is_left_out_and_the_others_are_told() -> None:
+    left, right = ids(" retu"), ids("rn")
+    strange = [len(TOKENIZER) + 1]
+    found = told(left, right, strange, left, right)
+    assert found == [("unknown_id", len(left + right), "user"), ("boundary", 0, "user"),
+                     ("boundary", len(left + right) + 1, "assistant")]  # fmt: skip
+
+
+class Whole:
+    """A tokenizer of letters that has a token for `abc` and none for a part of it."""
+
+    all_special_ids: list[int] = []  # noqa: RUF012  an attribute as transformers has it
+
+    def __len__(self) -> int:
+        return 4
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0, "b": 1, "c": 2, "abc": 3}
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return "".join(["a", "b", "c", "abc"][token] for token in token_ids)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        found = text.replace("abc", "d")
+        return ["abcd".index(letter) for letter in found]
+
+
+def test_tokens_that_merge_over_more_than_one_border_are_told() -> None:
+    parts: list[list[int]] = [[2, 0], [1], [2]]
+    tokens = [token for part in parts for token in part]
+    row = Rollout(rollout_id="r", tokens=tokens, spans=spans_over(*parts), action_mask=[False, False, True, False])
+    change = only(check_tokens(row, Whole()))
+    assert (change.kind, change.position, change.ids, change.became) == ("boundary", 1, (0, 1, 2), (3,))
+
+
 def test_each_span_is_told_with_its_role_and_only_drawn_ones_count_as_drawn() -> None:
     spans = (
         Span(start=0, length=len(pieces("cat")), role="user", is_action=False),

@@ -16,12 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstore import Rollout, Sampler
-from rollstore.schema import Known
+from rollstore import Engine, Flag, Heads, Rollout, Sampler
+from rollstore.schema import Edit, Known, LogitBias, Media
+from rollstore.schema.known import known
 from rollstore.testing import CASES, Case, Output, WriterFailure, check_writer
+from rollstore.testing.invented import CHECKED, ITS_OWN, NAMES, WITH_VERSIONS
 from rollstore.testing.strategies import cases
+from rollstore.testing.writer import ENDINGS
 from rollstore.writers import llamacpp, openai, sglang, transformers, vllm
 from rollstore.writers.conversation import rollout
+from rollstore.writers.reply import Reply
+from rollstore.writers.weights import by_spans
 from tests.strategies import FEW
 from tests.writers import vllm_objects as objects
 
@@ -62,7 +67,7 @@ def by_vllm(case: Case) -> list[Rollout]:
         )  # fmt: skip
     asked = objects.params(
         n=len(case.outputs), temperature=case.temperature, top_p=case.top_p, top_k=case.top_k, seed=case.seed,
-        max_tokens=case.max_tokens, logprobs=case.head_size,
+        max_tokens=case.max_tokens, logprobs=case.head_size if any(output.heads for output in case.outputs) else 0,
     )  # fmt: skip
     engine = objects.engine(mode, max_model_len=case.context)
     return vllm.rollouts([objects.output(case.prompt, *made)], asked, configuration=vllm.configuration(engine))
@@ -82,7 +87,7 @@ def by_flat_vllm(case: Case) -> list[Rollout]:
     )  # fmt: skip
     asked = objects.params(
         temperature=case.temperature, top_p=case.top_p, top_k=case.top_k, seed=case.seed, max_tokens=case.max_tokens,
-        logprobs=case.head_size,
+        logprobs=case.head_size if output.heads else 0,
     )  # fmt: skip
     engine = objects.engine(max_model_len=case.context)
     return vllm.rollouts([objects.output(case.prompt, drawn)], asked, configuration=vllm.configuration(engine))
@@ -273,37 +278,44 @@ def by_trl(case: Case) -> list[Rollout]:
 
 LIMITS = ("context_limit", "prompt_too_long", "abort", "empty", "stop_string")
 NO_VERSIONS = ("versions", "version_change")
-WRITERS: dict[Callable[[Case], list[Rollout]], tuple[str, ...]] = {
-    by_vllm: (),
-    by_flat_vllm: ("samples", "version_change", "raw", "greedy"),
-    by_chat: (),
-    by_stream: (),
-    by_completion: (),
-    by_sglang: ("heads", "raw", "greedy"),
-    by_llamacpp: ("samples", "abort", "empty", "prompt_too_long", "unknown_logprob", *NO_VERSIONS),
-    by_own_sampler: ("heads", "samples", "abort", "empty", "prompt_too_long", "stop_string", *NO_VERSIONS),
-    by_transformers: ("unknown_logprob", "seed", *LIMITS, *NO_VERSIONS),
-    by_trl: ("heads", "seed", "greedy", "version_change", *LIMITS),
+OF_VLLM = ("vocab_size", "tokenizer_size", "samplers.chain", "spans.cached_tokens", "spans.cache_state")
+OF_TRL = ("step", "metadata", "group_id", "group_size", "sample_index", *sorted(WITH_VERSIONS))
+Words = tuple[str, ...]
+WRITERS: dict[Callable[[Case], list[Rollout]], tuple[Words, Words]] = {
+    by_vllm: ((), OF_VLLM),
+    by_flat_vllm: (("samples", "version_change", "raw", "greedy"), OF_VLLM),
+    by_chat: ((), ("samplers.chain",)),
+    by_stream: ((), ("samplers.chain",)),
+    by_completion: ((), ("samplers.chain",)),
+    by_sglang: (("heads", "raw", "greedy"), ("spans.cached_tokens", "spans.cache_state", "samplers.extra")),
+    by_llamacpp: (("samples", "abort", "empty", "prompt_too_long", "unknown_logprob", *NO_VERSIONS), ()),
+    by_own_sampler: (("heads", "samples", "abort", "empty", "prompt_too_long", "stop_string", *NO_VERSIONS), ()),
+    by_transformers: (("unknown_logprob", "seed", *LIMITS, *NO_VERSIONS), ("samplers.chain", "entropies")),
+    by_trl: (("heads", "seed", "greedy", "version_change", *LIMITS), OF_TRL),
 }
-"""What renders a case in each engine's words, and what that engine cannot say or do."""
+"""What renders a case in each engine's words; what that engine cannot say or do, and what it says beyond the cases."""
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_our_writers_pass(write: Callable[[Case], list[Rollout]]) -> None:
-    left_out = check_writer(write, lacks=WRITERS[write])
+    lacks, says = WRITERS[write]
+    left_out = check_writer(write, lacks=lacks, says=says)
     assert len(left_out) < len(CASES) - 6
 
 
 def test_sglang_with_its_original_log_probs_passes_with_heads() -> None:
-    check_writer(by_sglang, cases=[replace(case, kind="raw") for case in CASES])
+    says = WRITERS[by_sglang][1]
+    check_writer(by_sglang, says=says, cases=[replace(case, kind="raw") for case in CASES])
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_our_writers_pass_on_requests_drawn_at_random(write: Callable[[Case], list[Rollout]]) -> None:
+    lacks, says = WRITERS[write]
+
     @settings(FEW, max_examples=10)
     @given(st.lists(cases(), min_size=1, max_size=3))
     def run(drawn: list[Case]) -> None:
-        check_writer(write, lacks=WRITERS[write], cases=drawn)
+        check_writer(write, lacks=lacks, says=says, cases=drawn)
 
     run()
 
@@ -370,8 +382,200 @@ FAULTS: dict[str, tuple[Callable[[Case], list[Rollout]], str]] = {
 def test_a_writer_with_a_fault_is_found_out(fault: str) -> None:
     write, said = FAULTS[fault]
     with pytest.raises(WriterFailure) as failed:
-        check_writer(write)
+        check_writer(write, says=OF_VLLM)
     assert any(said in failure for failure in failed.value.failures), str(failed.value)
+
+
+# a writer that makes something up
+
+
+def every(row: Rollout, value: Any) -> Known:
+    """The same at each action."""
+    count = int(row.action_mask.sum())
+    return Known(np.full(count, value), np.ones(count, bool))
+
+
+def first(row: Rollout, value: Any) -> Any:
+    """An array [A] of which each action has the same."""
+    return np.full(int(row.action_mask.sum()), value)
+
+
+INVENTED: dict[str, Any] = {
+    "segment": 1, "segment_cause": "resumed", "run_id": "r", "prompt_id": "p", "environment": "e", "step": 0,
+    "group_id": "g", "group_size": 1, "sample_index": 0, "tokenizer": "t", "chat_template": "t", "context_policy": "c",
+    "tokenizer_size": 100, "vocab_size": 100, "trainable": lambda row: first(row, True),
+    "token_bytes": lambda row: (b"",) * len(row.tokens), "weight_versions": lambda row: every(row, 0),
+    "weight_version_min": 0, "weight_version_max": 0, "weight_version_source": "start_end",
+    "support_counts": lambda row: first(row, 1), "support_tokens": lambda row: row.tokens[row.action_mask],
+    "ranks": lambda row: every(row, 1), "entropies": lambda row: every(row, 0.0),
+    "batch_rows": lambda row: every(row, 1), "routed_experts": lambda row: np.zeros(1, np.uint16), "routed_start": 0,
+    "routed_count": 1, "routed_layers": 1, "routed_k": 1, "bootstrap": lambda row: row.ending == "truncated" or None,
+    "replay_key": 1, "replay_sample": 0, "noise": "gumbel-philox4x32/1", "parent_rollout_id": "p", "parent_segment": 0,
+    "fork_position": 1, "reward": 0.0, "reward_status": "timeout", "tool_seconds": 0.0, "queue_seconds": 0.0,
+    "messages": "[]", "flags": (Flag(kind="odd"),), "metadata": {"a": "b"}, "extra": {"x_a": 1},
+}  # fmt: skip
+"""A value for each nullable column of a row that neither a case gives nor every engine has."""
+
+OF_SPANS: dict[str, Any] = {
+    "role": lambda span: "user" if span.is_action else "assistant", "origin": lambda span: "forced", "turn": 3,
+    "weight_label": "7", "cache_state": "fresh", "cached_tokens": 0, "preemptions": 0,
+    "media": (Media(kind="image"),), "edit": Edit(kind="truncate"), "raw_ref": "r", "state_ref": "s",
+    "engine": Engine(name="other"), "logprob_kind": "raw", "head_kind": "raw", "replay_key": 1, "replay_sample": 0,
+}  # fmt: skip
+
+OF_SAMPLERS: dict[str, Any] = {
+    "min_p": 0.25, "repetition_penalty": 1.25, "presence_penalty": 0.5, "frequency_penalty": 0.5, "min_tokens": 4,
+    "logit_bias": (LogitBias(token=1, bias=1.0),), "bad_words": ("x",), "stop": ("x",), "stop_token_ids": (9,),
+    "grammar": "{}", "chain": ("top_k",), "applied": False, "extra": {"a": "b"},
+}  # fmt: skip
+
+TOGETHER = (
+    {"weight_version_min", "weight_version_max"}, {"support_counts", "support_tokens"},
+    {"routed_experts", "routed_start", "routed_count", "routed_layers", "routed_k"},
+    {"replay_key", "replay_sample", "noise"}, {"parent_rollout_id", "fork_position", "parent_segment"},
+    {"reward", "reward_status"},
+)  # fmt: skip
+"""Columns of which a store takes none alone."""
+
+
+def reference(case: Case) -> list[Rollout]:
+    """What a writer that is right makes of a case, without an engine between."""
+    group = "g" if len(case.outputs) > 1 else None
+    made = []
+    for n, output in enumerate(case.outputs):
+        ranked = [top(output, at) for at in range(len(output.heads))]
+        ids, values = ([pair[which] for pairs in ranked for pair in pairs] for which in (0, 1))
+        heads = Heads(size=2, tokens=np.array(ids), logprobs=np.array(values)) if ranked else None
+        weights = by_spans(len(output.tokens), spans(output)) if output.versions else None
+        ending, reason = ENDINGS[output.finish]
+        said = known(list(output.logprobs)) if output.tokens else Known(np.zeros(0), np.zeros(0, bool))
+        reply = Reply(
+            prompt=np.array(case.prompt), tokens=np.array(output.tokens, np.int64), logprobs=said,
+            logprob_kind=case.kind, heads=heads, head_kind=case.kind if heads else None, weights=weights,
+            ending=ending, ending_reason=reason,
+            sampler=Sampler(
+                temperature=case.temperature, top_k=case.top_k, top_p=case.top_p, max_tokens=case.max_tokens,
+                seed=None if case.seed is None else case.seed + n,
+            ),
+            row={"group_id": group, "group_size": len(case.outputs), "sample_index": n} if group else {},
+        )  # fmt: skip
+        made.append(rollout(reply))
+    return made
+
+
+def test_a_writer_that_makes_nothing_up_passes_without_a_word_for_it() -> None:
+    assert check_writer(reference) == ()
+
+
+def inventing(change: Callable[[Rollout], Rollout]) -> Callable[[Case], list[Rollout]]:
+    return lambda case: [change(row) for row in reference(case)]
+
+
+def failures_of(write: Callable[[Case], Any], **options: Any) -> list[str]:
+    with pytest.raises(WriterFailure) as failed:
+        check_writer(write, **options)
+    return failed.value.failures
+
+
+def value_for(value: Any, record: Any) -> Any:
+    return value(record) if callable(value) else value
+
+
+@pytest.mark.parametrize("column", INVENTED)
+def test_a_column_that_is_made_up_is_found_by_case_and_name(column: str) -> None:
+    names = next((group for group in TOGETHER if column in group), {column})
+
+    def change(row: Rollout) -> Rollout:
+        new = {name: value_for(INVENTED[name], row) for name in sorted(names)}
+        if "reward" in names:
+            new["reward_status"] = "scored"
+        return msgspec.structs.replace(row, **new)
+
+    if column == "reward_status":
+        names, change = {column}, lambda row: msgspec.structs.replace(row, reward_status="timeout")
+    found = failures_of(inventing(change), cases=CASES[:5])  # the last of them is cut, the others end
+    assert any(f"{case.name}: {column}: " in failure for case in CASES for failure in found), found[:3]
+
+
+@pytest.mark.parametrize("column", OF_SPANS)
+def test_what_is_made_up_of_a_span_is_found_by_case_and_name(column: str) -> None:
+    def change(row: Rollout) -> Rollout:
+        made = [
+            msgspec.structs.replace(span, **{column: value_for(OF_SPANS[column], span)}) for span in row.spans or ()
+        ]
+        return msgspec.structs.replace(row, spans=tuple(made))
+
+    found = failures_of(inventing(change), cases=CASES[:1])
+    wanted = "replay_key" if column.startswith("replay_") else f"spans.{column}"  # a part of a key is refused as such
+    assert any(f"{CASES[0].name}: " in failure and f"{wanted}: " in failure for failure in found), found[:3]
+
+
+@pytest.mark.parametrize("column", OF_SAMPLERS)
+def test_what_is_made_up_of_a_sampler_is_found_by_case_and_name(column: str) -> None:
+    def change(row: Rollout) -> Rollout:
+        made = [msgspec.structs.replace(one, **{column: OF_SAMPLERS[column]}) for one in row.samplers or ()]
+        return msgspec.structs.replace(row, samplers=tuple(made))
+
+    found = failures_of(inventing(change), cases=CASES[:1])
+    assert any(f"{CASES[0].name}: samplers.{column}: wanted null" in failure for failure in found), found[:3]
+
+
+def test_every_column_is_either_held_against_the_case_or_must_not_be_made_up() -> None:
+    tested = {*INVENTED, *(f"spans.{name}" for name in OF_SPANS), *(f"samplers.{name}" for name in OF_SAMPLERS)}
+    assert NAMES - tested == CHECKED | ITS_OWN
+
+
+def test_heads_that_are_made_up_are_found() -> None:
+    def change(row: Rollout) -> Rollout:
+        count = int(row.action_mask.sum())
+        if row.heads is not None or not count:
+            return row
+        made = Heads(size=1, tokens=np.zeros(count, np.int64), logprobs=np.full(count, -0.5))
+        return msgspec.structs.replace(row, heads=made, head_kind="behavior")
+
+    found = failures_of(inventing(change))
+    assert (
+        "one log-prob that the engine did not say: heads: wanted none, as the case gives none, got 3 entries" in found
+    )
+
+
+def test_one_id_for_all_samples_is_found() -> None:
+    found = failures_of(inventing(lambda row: msgspec.structs.replace(row, rollout_id="same")))
+    assert any("two samples of one prompt: " in failure and "rollout_id: " in failure for failure in found)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda case: None, "rollouts: wanted 1 of them, got NoneType"), (lambda case: [5], "got int"),
+        (lambda case: 1 / 0, "the writer raises ZeroDivisionError: division by zero"),
+        (lambda case: 5, "the writer raises TypeError: "), (lambda case: "text", "rollouts: wanted 1 of them, got str"),
+    ],
+)  # fmt: skip
+def test_a_writer_that_breaks_is_told_with_each_case_that_broke_it(write: Any, said: str) -> None:
+    found = failures_of(write)
+    assert len(found) == len(CASES)
+    assert all(failure.startswith(f"{case.name}: ") for failure, case in zip(found, CASES, strict=True))
+    assert said in found[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lacks": ("seeds",)}, "lacks: wanted some of .*seed, .*got seeds"),
+        ({"lacks": "abrot"}, "lacks: .*got abrot"),
+        ({"says": ("entropy",)}, "says: wanted some of .*entropies.*got entropy"),
+        ({"lacks": ("speech",), "cases": ()}, "lacks: .*got speech"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_misspelt_is_refused(options: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_writer(reference, **options)
+
+
+def test_a_need_of_ones_own_case_is_a_word_for_what_is_lacking() -> None:
+    own = replace(CASES[0], name="a call of a tool", needs=frozenset({"tools"}))
+    assert check_writer(reference, lacks=("tools",), cases=[own]) == ("a call of a tool",)
 
 
 def test_what_an_engine_cannot_say_must_be_null() -> None:
@@ -382,7 +586,7 @@ def test_what_an_engine_cannot_say_must_be_null() -> None:
 
 
 def test_cases_are_left_out_only_where_a_lack_is_named() -> None:
-    assert check_writer(by_vllm) == ()
-    assert set(check_writer(by_vllm, lacks=("abort", "raw"))) == {
+    assert check_writer(by_vllm, says=OF_VLLM) == ()
+    assert set(check_writer(by_vllm, says=OF_VLLM, lacks=("abort", "raw"))) == {
         case.name for case in CASES if case.needs & {"abort", "raw"}
     }

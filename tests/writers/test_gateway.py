@@ -359,8 +359,9 @@ def test_a_client_names_its_rollout_its_columns_and_its_end(tmp_path: Path) -> N
         assert ended.status_code == 202
         w.recording.flush()
         assert w.client.get("/rollstore/status").json() == {
-            "calls": 1, "cut": 0, "segments": 1, "refused": 0, "not_recorded": 0, "ends_of_nothing": 0,
-            "recovered": 0, "damaged": 0, "weights": [], "open": 0, "waiting": 0,
+            "calls": 1, "cut": 0, "segments": 1, "refused": 0, "left_out": 0, "names_taken": 0,
+            "not_recorded": 0, "last_not_recorded": None, "ends_of_nothing": 0, "recovered": 0, "damaged": 0,
+            "weights": [], "open": 0, "waiting": 0,
         }  # fmt: skip
         (row,) = w.rows()
     assert (row.rollout_id, row.group_id, row.step, row.metadata) == ("r", "g", 3, {"task": "7"})
@@ -470,6 +471,37 @@ def test_calls_wait_for_the_disk_before_the_engine_draws(tmp_path: Path) -> None
         assert seen == [200]
         w.recording.close()
     assert len(held.kept) == 2
+
+
+@pytest.mark.parametrize("when_full", ["fail", "block"])
+def test_an_end_is_held_against_all_that_came_before_and_so_waits_for_the_disk_too(
+    tmp_path: Path, when_full: str
+) -> None:
+    held = Held()
+    with world(tmp_path, lambda got: [answer(chat([1], [5]))], sink=held, limit=4, when_full=when_full) as w:
+        assert w.post(ASK, x_rollstore_rollout="r").status_code == 200
+        assert held.tried.wait(30)
+        seen: list[int] = []
+
+        def end() -> None:
+            seen.append(w.client.post("/rollstore/end", json={"rollout_id": "r", "reward": 1.0}).status_code)
+
+        if when_full == "fail":
+            end()
+            assert (seen, w.gateway.status()["open"]) == ([503], 1)  # nothing was taken
+            held.full = False
+            w.recording.flush()
+            end()
+        else:
+            waiting = threading.Thread(target=end)
+            waiting.start()
+            assert w.client.get("/rollstore/status").json()["open"] == 1
+            held.full = False
+            waiting.join(30)
+        assert seen[-1] == 202
+        w.recording.close()
+    (segment,) = held.kept
+    assert (segment.rollout_id, segment.reward) == ("r", 1.0)
 
 
 class FullDisk(MemoryFilesystem):

@@ -143,6 +143,34 @@ def test_steps_without_a_column_stand_as_a_grammar(name: str, value: Any) -> Non
     assert json.loads(made.grammar) == {name: value}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("samplers", 5), ("samplers", "edkypmxt"), ("samplers", [1]), ("n_predict", "many"), ("repeat_penalty", "x"),
+        ("logit_bias", [{"token": [1], "bias": 1.0}]), ("logit_bias", 5),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_shape_is_kept_as_it_was_and_costs_no_reply(name: str, value: Any) -> None:
+    made = one(body([7], settings={name: value, "n_probs": "2"}))
+    assert made.samplers is not None
+    assert made.samplers[0].extra == {
+        name: value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    }
+
+
+def test_the_number_of_likeliest_tokens_may_be_a_text() -> None:
+    places = [raw(7, -0.5, (7, -0.5))]
+    made = one(body([7], completion_probabilities=places, settings={"n_probs": "3"}))
+    assert made.heads is not None
+    assert made.heads.size == 3
+
+
+@pytest.mark.parametrize("reply", [b"{", "[]", b"\xff", 5, [body([7])], {"tokens": ["7"]}])
+def test_what_is_no_reply_is_named(reply: Any) -> None:
+    with pytest.raises(ValueError, match=r"reply: .*wanted .*got"):
+        llamacpp.rollouts(reply, [1, 3])
+
+
 def test_mirostat_does_not_honour_the_filters_and_a_dynamic_temperature_is_not_one_number() -> None:
     assert llamacpp.sampler({**SETTINGS, "mirostat": 2}).applied is False
     assert llamacpp.sampler({**SETTINGS, "dynatemp_range": 0.5}).temperature is None

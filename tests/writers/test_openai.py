@@ -366,3 +366,142 @@ def test_the_samples_of_one_stream_are_kept_apart() -> None:
     parts = [{"prompt_token_ids": [1], "choices": [{"index": n, "token_ids": [5 + n]}]} for n in (1, 0, 1)]
     made = openai.rollouts(openai.joined(parts), {"n": 2})
     assert [rollout.tokens.tolist() for rollout in made] == [[1, 5], [1, 6, 6]]
+
+
+def piece(tokens: list[int] | None, delta: Any = None, **more: Any) -> dict[str, Any]:
+    listed = None if tokens is None else content(*((f"token_id:{t}", -0.1, []) for t in tokens))
+    choice = {
+        "index": 0,
+        "delta": {"content": "a"} if delta is None else delta,
+        "token_ids": tokens,
+        "logprobs": listed,
+    }
+    return {"prompt_token_ids": [1, 2], "choices": [{**choice, **more}]}
+
+
+BEGIN, FINAL = piece([5]), piece([6], finish_reason="stop")
+TOOLS = {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}
+HOLES = [
+    piece(None), piece(None, TOOLS), piece(None, {"reasoning": "hm"}), piece(None, {"reasoning_content": "hm"}),
+    {"choices": [{"index": 0, "text": "a"}]}, piece([]),
+    piece(None, {}, logprobs=content(("token_id:9", -0.1, []))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hole", HOLES)
+@pytest.mark.parametrize("usage", [None, 3])
+def test_a_stream_with_a_part_that_has_text_and_no_ids_is_refused(hole: dict[str, Any], usage: int | None) -> None:
+    counted = [] if usage is None else [{"choices": [], "usage": {"completion_tokens": usage}}]
+    for parts in ([BEGIN, hole, FINAL], [BEGIN, FINAL, hole], [hole, BEGIN, FINAL]):
+        with pytest.raises(ValueError, match=r"stream: choice 0: part \d has text and no token ids"):
+            openai.joined([*parts, *counted])
+
+
+@pytest.mark.parametrize("said", HOLES[:6])
+def test_a_part_with_text_and_no_ids_is_no_hole_where_the_usage_counts_the_ids_that_came(said: dict[str, Any]) -> None:
+    made = one(openai.joined([BEGIN, said, FINAL, {"choices": [], "usage": {"completion_tokens": 2}}]))
+    assert (made.tokens.tolist(), made.ending) == ([1, 2, 5, 6], "terminated")
+
+
+@pytest.mark.parametrize("said", HOLES[:6])
+def test_text_that_a_parser_held_back_may_come_without_ids(said: dict[str, Any]) -> None:
+    made = one(openai.joined([BEGIN, piece([7], {"content": ""}), said, FINAL]))
+    assert made.tokens.tolist() == [1, 2, 5, 7, 6]
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        piece(None, {"role": "assistant", "content": ""}), piece(None, {}), {"choices": [{"index": 0}]},
+        {"choices": [], "usage": {"prompt_tokens": 2}}, {"choices": [], "usage": None}, {"choices": None},
+        piece(None, {"tool_calls": [], "content": None}),
+    ],
+)  # fmt: skip
+def test_parts_without_text_need_no_ids(silent: dict[str, Any]) -> None:
+    for parts in ([silent, BEGIN, FINAL], [BEGIN, silent, FINAL], [BEGIN, FINAL, silent]):
+        assert one(openai.joined(parts)).tokens.tolist() == [1, 2, 5, 6]
+
+
+def test_counts_that_come_with_each_part_are_of_one_choice_so_far() -> None:
+    parts = [
+        {"prompt_token_ids": [1], "choices": [{"index": n, "token_ids": [t]}], "usage": {"completion_tokens": count}}
+        for n, t, count in ((0, 5, 1), (1, 7, 1), (0, 6, 2))
+    ]
+    for last in ([], [{"choices": [], "usage": {"completion_tokens": 3}}]):
+        made = openai.rollouts(openai.joined([*parts, *last]), {"n": 2})
+        assert [rollout.tokens.tolist() for rollout in made] == [[1, 5, 6], [1, 7]]
+    with pytest.raises(ValueError, match="the 4 tokens that the usage counts, got 3"):
+        openai.rollouts(openai.joined([*parts, {"choices": [], "usage": {"completion_tokens": 4}}]), {"n": 2})
+
+
+# what the usage counts
+
+
+@pytest.mark.parametrize("vllm", [False, True])
+@pytest.mark.parametrize(("tokens", "counted"), [([5, 6], 3), ([5], 2), ([], 1), ([], 5)])
+def test_a_reply_with_one_token_less_than_the_usage_counts_is_refused(
+    tokens: list[int], counted: int, vllm: bool
+) -> None:
+    said = {**reply(tokens), "usage": {"completion_tokens": counted}}
+    server = openai.Server(engine=Engine(name="vllm")) if vllm else None
+    with pytest.raises(ValueError, match=rf"wanted the {counted} tokens that the usage counts, got {len(tokens)}"):
+        one(said, server=server)
+
+
+def test_vllm_counts_exactly_and_another_engine_may_leave_the_end_token_out() -> None:
+    said = {**reply([5, 6]), "usage": {"completion_tokens": 1}}
+    assert one(said).tokens.tolist() == [1, 2, 5, 6]
+    with pytest.raises(ValueError, match="wanted the 1 tokens that the usage counts, got 2: parts came twice"):
+        one({**said, "system_fingerprint": "vllm-0.32.0-x"})
+    with pytest.raises(ValueError, match="parts came twice"):
+        one({**reply([5, 6, 7]), "usage": {"completion_tokens": 1}})
+
+
+@pytest.mark.parametrize("said", [{"text": "hello"}, {"message": {"content": "hello"}}, {"message": TOOLS}])
+def test_text_without_any_ids_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="wanted the ids of the text that was drawn, got none"):
+        one(reply([], **said))
+    assert one(reply([])).tokens.tolist() == [1, 2]
+
+
+# which output is which
+
+
+@pytest.mark.parametrize(
+    ("indices", "request_", "why"),
+    [
+        ([0, 0], {"n": 2}, "wanted each index once and none below 0, got \\[0, 0\\]"),
+        ([0, -1], {"n": 2}, "none below 0"),
+        ([0, 7], {"n": 2}, "wanted indices below the 2 outputs that were asked for, got 7"),
+        ([1], {}, "below the 1 outputs"),
+        ([4], {"n": 2, "prompt": [[1], [2]]}, "below the 4 outputs"),
+        ([2], {"n": 2, "prompt": [1, 2]}, "below the 2 outputs"),
+        ([2], {"prompt": ["a", "b"]}, "below the 2 outputs"),
+    ],
+)
+def test_an_index_that_no_output_can_have_is_refused(indices: list[int], request_: Any, why: str) -> None:
+    said = {**reply([5]), "choices": [{**reply([5])["choices"][0], "index": index} for index in indices]}
+    with pytest.raises(ValueError, match=why):
+        openai.rollouts(said, request_)
+
+
+def test_two_choices_of_one_index_in_one_part_of_a_stream_are_refused() -> None:
+    with pytest.raises(ValueError, match="each index once"):
+        openai.joined([{"choices": [{"index": 0, "token_ids": [5]}, {"index": 0, "token_ids": [6]}]}])
+
+
+def test_weights_that_were_set_back_are_older_after_the_reply_than_before() -> None:
+    made = one(reply([7, 8]), server=openai.Server(before="8", after="7"))
+    assert (made.weight_version_min, made.weight_version_max) == (7, 8)
+
+
+@pytest.mark.parametrize("where", ["messages", "prompt"])
+def test_settings_in_the_sampling_params_of_a_chat_or_completion_draw_nothing(where: str) -> None:
+    how = openai.sampler({where: [], "temperature": 0.7, "sampling_params": {"temperature": 0.2}}, openai.Server())
+    assert how.temperature == 0.7
+
+
+@pytest.mark.parametrize("token", [-1, 2**31])
+def test_a_number_that_is_no_token_id_is_refused(token: int) -> None:
+    with pytest.raises(ValueError, match=f"wanted token ids from 0 to 2147483647, got {token}"):
+        one(reply([token]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import rollstore
 from rollstore import Flag, Heads, Rollout, Sampler, SchemaError
+from rollstore.schema import to_table
 from rollstore.writers.recorder import Recorder
 from rollstore.writers.uuid7 import uuid7
 
@@ -130,6 +132,124 @@ def test_what_cannot_be_meant_is_refused_at_once_and_the_recorder_goes_on(wrong:
         rollout.act([2, 3])
         rollout.end("terminated")
     assert kept.rows[0].tokens.tolist() == [1, 2, 3]
+
+
+REFUSED_ACTS = {
+    "a version that is no whole number": {"weight_versions": [7.0, 7.0]},
+    "a rank that is no whole number": {"ranks": [1.0, 2.0]},
+    "a rank below zero": {"ranks": [-1, 2]},
+    "a rank past four bytes": {"ranks": [2**31, 2]},
+    "a pass without a row": {"batch_rows": [0, 1]},
+    "an endless log-prob": {"logprobs": [float("inf"), -1.0]},
+    "a log-prob past four bytes": {"logprobs": [-1e300, -1.0]},
+    "an id past four bytes": {"tokens": [2**31, 3]},
+    "an id below zero": {"tokens": [-1, 3]},
+    "an id past the output layer": {"tokens": [2, 100]},
+    "a kind that is none": {"logprobs": [-1.0, -1.0], "logprob_kind": "behaviour"},
+    "a head kind that is none": {"head_kind": "exact"},
+    "a role that is no text": {"role": 5},
+    "an origin that is not drawn": {"origin": "rendered"},
+    "a state that is none": {"cache_state": "warm"},
+    "tokens of a cache below zero": {"cached_tokens": -1},
+    "a field of no span": {"engine_fnish": "stop"},
+    "a time without a zone": {"started_at": datetime(2026, 1, 1)},
+    "a temperature below zero": {"sampler": Sampler(temperature=-1.0)},
+    "a sampler that is none": {"sampler": 5},
+    "a head that rises": {"heads": Heads(size=2, tokens=[2, 3, 3, 4], logprobs=[-2.0, -1.0, -1.0, -2.0])},
+    "a head with an id below zero": {"heads": Heads(size=1, tokens=[-2, 3], logprobs=[-2.0, -1.0])},
+    "a support that names one twice": {"support_counts": [2, 1], "support_tokens": [2, 2, 3]},
+    "a support with an id below zero": {"support_counts": [1, 1], "support_tokens": [-2, 3]},
+    "a flag that is none": {"flags": ["odd"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED_ACTS)
+def test_what_the_schema_would_refuse_of_an_act_is_refused_at_once_and_the_recorder_goes_on(what: str) -> None:
+    kept = Kept()
+    with Recorder(kept, vocab_size=100) as rollout:
+        rollout.observe([1], role="user")
+        with pytest.raises((ValueError, TypeError)):
+            rollout.act(**{"tokens": [2, 3], **REFUSED_ACTS[what]})
+        rollout.act([2, 3], sampler=Sampler(temperature=0.5), logprobs=[-1.0, -1.0], logprob_kind="raw")
+        rollout.end("terminated")
+    (row,) = kept.rows
+    to_table(kept.rows)
+    assert (row.tokens.tolist(), row.logprob_kind, row.samplers) == ([1, 2, 3], "raw", (Sampler(temperature=0.5),))
+    assert (len(row.spans or ()), row.flags, row.heads, row.support_counts) == (2, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": [2**31]}, {"tokens": [-1]}, {"role": 5}, {"origin": "sampled"}, {"origin": "made"}, {"turn": -1},
+        {"finish": "stop"}, {"media": 5},
+    ],
+)  # fmt: skip
+def test_what_the_schema_would_refuse_of_an_observation_is_refused_at_once(wrong: dict[str, object]) -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2])
+        with pytest.raises((ValueError, TypeError)):
+            rollout.observe(**{"tokens": [3], "role": "tool", **wrong})
+        rollout.observe([3], role="tool")
+        rollout.end("terminated")
+    to_table(kept.rows)
+    assert [(s.start, s.turn) for s in kept.rows[0].spans or ()] == [(0, 0), (1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"group_size": 0}, "rollout: group_size: wanted at least 1, got 0"), ({"step": "5"}, "rollout: step: "),
+        ({"vocab_size": 2**31}, "rollout: vocab_size: "), ({"ending": "done"}, "rollout: ending: wanted one of"),
+        ({"rollout_id": 5}, "rollout: rollout_id: "), ({"reward": "1"}, "rollout: reward: "),
+    ],
+)  # fmt: skip
+def test_columns_that_the_schema_would_refuse_are_refused_when_a_rollout_begins(
+    wrong: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Recorder(Kept(), **wrong)
+
+
+def test_columns_that_only_fit_together_may_come_one_after_another(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    with store.writer() as writer, writer.rollout(
+        rollout_id="a", noise="gumbel-philox4x32/1", parent_rollout_id="b", fork_position=2, bootstrap=True,
+        reward_status="scored", weight_version_source="read_at_completion",
+    ) as rollout:  # fmt: skip
+        rollout.observe([1], role="user")
+        rollout.act([2], replay_key=1, replay_sample=0)
+        rollout.end("truncated", reward=1.0)
+    assert store.get("a")[0].fork_position == 2
+
+
+def test_a_cause_that_is_none_is_refused_and_the_segment_goes_on() -> None:
+    kept = Kept()
+    with Recorder(kept) as rollout:
+        rollout.observe([1], role="user")
+        with pytest.raises(ValueError, match="next_segment: segment_cause: wanted one of"):
+            rollout.next_segment("boredom")
+        rollout.act([2])
+        rollout.end("terminated")
+    assert [(row.segment, row.tokens.tolist()) for row in kept.rows] == [(0, [1, 2])]
+
+
+def test_an_end_that_is_refused_leaves_the_rollout_open(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "s", create=True)
+    with store.writer() as writer, writer.rollout(rollout_id="a") as rollout:
+        rollout.observe([1], role="user")
+        rollout.act([2])
+        for wrong in (
+            {"ending": "done"},
+            {"ending": "terminated", "bootstrap": True},
+            {"ending": "truncated", "rewrd": 1},
+        ):
+            with pytest.raises((SchemaError, TypeError)):
+                rollout.end(**wrong)
+        rollout.end("terminated", reward=1.0)
+    assert store.get("a")[0].reward == 1.0
 
 
 def test_heads_that_do_not_fit_are_refused_and_nothing_is_recorded_of_the_call() -> None:

@@ -142,6 +142,12 @@ def test_the_version_alone_is_that_of_the_server_when_it_replied() -> None:
     assert row["weight_version_source"] == "read_at_completion"
 
 
+def test_an_empty_list_of_versions_hides_no_label() -> None:
+    row = to_table([one(reply([7, 2], weight_version="step-8", weight_versions=[]))]).to_pylist()[0]
+    assert (row["weight_version_max"], row["weight_version_source"]) == (8, "read_at_completion")
+    assert row["spans"][-1]["weight_label"] == "step-8"
+
+
 def test_retractions_cached_tokens_and_the_request_are_recorded() -> None:
     span = (one(reply([7], num_retractions=1, cached_tokens=2)).spans or ())[-1]
     assert (span.preemptions, span.cached_tokens, span.request_id) == (1, 2, "r")
@@ -177,6 +183,57 @@ def test_columns_that_are_not_one_a_token_are_refused_with_both_lengths(name: st
 def test_log_probs_of_other_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted one of token 2 at place 1, got one of token 9"):
         one(reply([7, 2], output_token_logprobs=listed((7, -0.5), (9, -1.0))))
+
+
+def placed(indices: list[Any], asked: int = 2, **request: Any) -> list[Rollout]:
+    """Outputs that drew the token 10 more than their index, of a request for so many samples of one prompt."""
+    outputs = [{**reply([10 + n if index is None else 10 + index]), "index": index} for n, index in enumerate(indices)]
+    return sglang.rollouts(outputs, {"input_ids": [1], "sampling_params": {"n": asked}, **request})
+
+
+@pytest.mark.parametrize("indices", [[None, None], [0, 1], [1, 0], [1]])
+def test_samples_are_placed_by_the_index_that_the_server_says(indices: list[Any]) -> None:
+    for made in placed(indices):
+        assert made.tokens.tolist() == [1, 10 + made.sample_index]
+
+
+@pytest.mark.parametrize("indices", [[0, 0], [-1, 0], [0, 2], [None, 1], [5, 6]])
+def test_outputs_with_indices_that_cannot_be_are_refused(indices: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"index: wanted another one from 0 to 1 of each output, got \["):
+        placed(indices)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "asked", "request_"),
+    [
+        (1, 2, {}), (3, 2, {}), (2, 1, {}), (2, 1, {"input_ids": [[1]]}), (3, 2, {"input_ids": None, "text": "hi"}),
+        (0, 1, {}),
+    ],
+)  # fmt: skip
+def test_another_number_of_outputs_than_was_asked_for_is_refused(outputs: int, asked: int, request_: Any) -> None:
+    with pytest.raises(ValueError, match=f"outputs: wanted .*{asked} of each prompt, got {outputs}"):
+        placed([None] * outputs, asked, **request_)
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        ({"output_top_logprobs": [[[-0.5]], []]}, r"output 0: meta_info.output_top_logprobs\[0\]\[0\]: wanted"),
+        ({"output_token_logprobs": [["a", 7, None], [-0.5, 2, None]]}, r"wanted float \| null, got str"),
+        ({"output_token_sampling_mask": [[2**70], None]}, "output_token_sampling_mask.*wanted"),
+        ({"routed_experts": "x"}, "routed_experts: wanted base64 of int32 ids, got 1 other characters"),
+        ({"routed_experts": "AAA="}, "routed_experts: wanted base64 of int32 ids, got 4 other characters"),
+    ],
+)
+def test_what_an_output_says_in_another_shape_is_named(meta: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        one(reply([7, 2], **meta), server=sglang.Server(routed=(1, 1)))
+
+
+def test_settings_and_prompts_of_another_number_are_refused() -> None:
+    request: dict[str, Any] = {"input_ids": [[1], [2]], "sampling_params": [{}, {}, {}]}
+    with pytest.raises(ValueError, match="sampling_params: wanted one for all or 2, one for each prompt, got 3"):
+        sglang.rollouts([reply([7]), reply([8])], request)
 
 
 def test_a_batch_has_a_prompt_and_samples_for_each_place() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig, GenerationMixin, WatermarkingConfig
 
 from rollstore import Rollout
 from rollstore.schema import to_table
+from rollstore.usable import Transform, usable_as_behavior
 from rollstore.writers import transformers
 
 DATA = Path(__file__).parent.parent / "data" / "engines"
@@ -125,6 +128,128 @@ def test_settings_that_take_tokens_away_stand_as_a_grammar() -> None:
     made = transformers.sampler({**SETTINGS, "typical_p": 0.9, "no_repeat_ngram_size": 3, "eta_cutoff": 0.0})
     assert made.grammar is not None
     assert json.loads(made.grammar) == {"typical_p": 0.9, "no_repeat_ngram_size": 3}
+
+
+ACTIVE = {
+    "encoder_repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "encoder_no_repeat_ngram_size": 3,
+    "bad_words_ids": [[7]], "suppress_tokens": [7], "begin_suppress_tokens": [7], "forced_bos_token_id": 7,
+    "forced_eos_token_id": 2, "sequence_bias": [[[7], 2.0]], "exponential_decay_length_penalty": [3, 1.1],
+    "guidance_scale": 1.5, "watermarking_config": {"greenlist_ratio": 0.25, "bias": 2.0}, "dola_layers": "high",
+    "prefix_allowed_tokens_fn": len, "negative_prompt_ids": torch.tensor([[1]]), "min_length": 9, "top_h": 0.5,
+    "typical_p": 0.9, "epsilon_cutoff": 3e-4, "eta_cutoff": 3e-4, "logits_processor": [len],
+    "custom_generate": "some/repo", "assistant_ensemble_weight": 0.5, "a_setting_of_a_later_release": 0.5,
+}  # fmt: skip
+"""Settings without a column, each at a value at which it bears on the draw."""
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_what_bears_on_the_draw_and_has_no_column_keeps_log_probs_from_being_taken_for_plain_ones(name: str) -> None:
+    made = transformers.sampler({**transformers.DEFAULTS, "do_sample": True, "top_k": 0, name: ACTIVE[name]})
+    assert made.grammar is not None
+    assert list(json.loads(made.grammar)) == [name]
+    verdict = usable_as_behavior("behavior", made, Transform(temperature=True, filters=True))
+    assert not verdict.usable
+    assert "grammar" in verdict.reason
+    if name not in transformers.FILTERS:  # a greedy pick has no filters
+        asked = {**SETTINGS, "do_sample": False, name: ACTIVE[name]}
+        if name == "min_length":
+            asked["min_length"] = 2  # one token of prompt, and one more
+        found = generated([[3, 1]], scores=steps([[0.0, 1.0, 2.0, 3.0]]))
+        assert made_of(found, [[1]], asked)[0].logprob_kind == "unknown"
+
+
+@pytest.mark.parametrize("name", transformers.OPAQUE)
+def test_after_what_may_do_anything_scores_are_of_no_known_distribution(name: str) -> None:
+    found = generated([[3, 1]], scores=steps([[0.0, 1.0, 2.0, 3.0]]), logits=None)
+    assert made_of(found, [[1]], {**SETTINGS, name: ACTIVE[name]})[0].logprob_kind == "unknown"
+
+
+def test_raw_logits_under_processors_of_the_callers_own_are_no_denominator() -> None:
+    found = generated([[3, 1]], logits=steps([[0.0, 1.0, 2.0, 3.0]]))
+    made = made_of(found, [[1]], {**SETTINGS, "temperature": 1.0, "top_k": 0}, custom_processors=True)[0]
+    assert made.samplers is not None
+    verdict = usable_as_behavior(made.logprob_kind, made.samplers[0], Transform(penalties=True))
+    assert verdict.reason == "a raw log-prob was recorded, which leaves out grammar"
+
+
+def test_a_setting_that_is_an_object_is_told_by_what_it_holds_or_by_its_name() -> None:
+    asked = {"watermarking_config": WatermarkingConfig(bias=2.5), "prefix_allowed_tokens_fn": len}
+    made = transformers.sampler({**SETTINGS, **asked, "negative_prompt_ids": torch.tensor([[1]])})
+    said = json.loads(made.grammar or "")
+    assert said["watermarking_config"]["bias"] == 2.5
+    assert (said["prefix_allowed_tokens_fn"], said["negative_prompt_ids"]) == ("len", [[1]])
+
+
+def test_settings_at_which_nothing_happens_are_no_limits() -> None:
+    off = {**transformers.LIMITS, **transformers.FILTERS, "watermarking_config": None, "suppress_tokens": [],
+           "a_setting_of_a_later_release": False, "pixel_values": torch.zeros(1)}  # fmt: skip
+    assert transformers.sampler({**SETTINGS, **off}).grammar is None
+
+
+def test_every_setting_of_the_installed_transformers_is_known() -> None:
+    config = set(GenerationConfig().to_dict()) | set(signature(GenerationMixin.generate).parameters) - {
+        "self",
+        "kwargs",
+    }
+    lists = (transformers.LIMITS, transformers.FILTERS, transformers.OPAQUE, transformers.CRITERIA,
+             transformers.REFUSED, transformers.READ, transformers.WITHOUT_EFFECT)  # fmt: skip
+    known = [name for names in lists for name in names]
+    assert config - set(known) == set()
+    assert len(known) == len(set(known))
+
+
+ON = {
+    "max_time": 9.0, "early_stopping": True, "length_penalty": 2.0, "diversity_penalty": 1.0, "use_cache": False,
+    "remove_invalid_values": True, "renormalize_logits": True, "prompt_lookup_num_tokens": 3, "penalty_alpha": 0.6,
+}  # fmt: skip
+
+
+def test_what_is_called_without_effect_puts_nothing_between_the_model_and_the_draw() -> None:
+    model = type("Model", (GenerationMixin,), {"config": SimpleNamespace(is_encoder_decoder=False)})()
+    repairs = {"remove_invalid_values": "InfNanRemoveLogitsProcessor", "renormalize_logits": "LogitNormalization"}
+    for name in {*GenerationConfig().to_dict()} & {*transformers.WITHOUT_EFFECT, "penalty_alpha"}:
+        config = GenerationConfig(do_sample=True, **({name: ON[name]} if name in ON else {}))
+        found = model._get_logits_processor(config, input_ids_seq_length=1)
+        assert [type(one).__name__ for one in found] == ([repairs[name]] if name in repairs else [])
+
+
+@pytest.mark.parametrize(
+    ("least", "asked", "wanted"),
+    [
+        ({"min_length": 5}, {}, 3), ({"min_length": 1}, {}, 0), ({"min_length": 5, "min_new_tokens": 1}, {}, 1),
+        ({"min_new_tokens": 2}, {}, 2),
+    ],
+)  # fmt: skip
+def test_the_least_length_counts_the_prompt_with_its_padding(least: Any, asked: Any, wanted: int) -> None:
+    made = made_of(generated([[0, 5, 7, 8, 9]]), [[0, 1]], {**SETTINGS, **least})[0]
+    assert made.samplers is not None
+    assert (made.samplers[0].min_tokens, made.samplers[0].grammar) == (wanted, None)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_beams": 2}, {"num_beam_groups": 2}, {"constraints": [len]}, {"force_words_ids": [[7]]},
+        {"penalty_alpha": 0.6, "do_sample": False}, {"token_healing": True},
+    ],
+)  # fmt: skip
+def test_what_was_searched_for_is_refused(asked: Any) -> None:
+    with pytest.raises(ValueError, match="transformers: wanted sampled sequences, got"):
+        made_of(generated([[5, 7]]), [[1]], {**SETTINGS, **asked})
+
+
+def test_stop_strings_are_recorded_and_criteria_of_ones_own_need_lengths() -> None:
+    made = made_of(generated([[5, 7]]), [[1]], {**SETTINGS, "stop_strings": "."}, lengths=[1])[0]
+    assert made.samplers is not None
+    assert made.samplers[0].stop == (".",)
+    with pytest.raises(ValueError, match="lengths: wanted the new tokens of each row, as stopping_criteria ended some"):
+        made_of(generated([[5, 7]]), [[1]], {**SETTINGS, "stopping_criteria": [len]})
+
+
+def test_a_generation_config_that_was_asked_for_stands_before_the_models_own() -> None:
+    model = SimpleNamespace(generation_config=GenerationConfig(temperature=0.7, top_p=0.5))
+    found = transformers.settings_of(model, generation_config=GenerationConfig(top_p=0.9, do_sample=True), top_k=3)
+    assert (found["temperature"], found["top_p"], found["top_k"], found["do_sample"]) == (0.7, 0.9, 3, True)
 
 
 def test_a_limit_on_the_whole_length_is_a_limit_on_new_tokens() -> None:

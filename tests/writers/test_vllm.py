@@ -282,6 +282,17 @@ def test_whatever_else_takes_tokens_away_stands_as_a_grammar_and_keeps_the_numbe
     assert vllm.sampler(params(structured_outputs=structured)).grammar == '{"json":{"type":"object"}}'
 
 
+@pytest.mark.parametrize("indices", [[0, 0], [-1, 0], [0, 2], [None, 0], [0, 1, 2]])
+def test_completions_whose_indices_cannot_be_are_refused(indices: list[Any]) -> None:
+    said = output([1], *(completion([7], index=index) for index in indices))
+    with pytest.raises(ValueError, match=r"index: wanted another one from 0 to 1 of each completion, got \["):
+        vllm.rollouts(said, params(n=2, seed=5), configuration=PROCESSED)
+    delta = params(n=2, output_kind=SimpleNamespace(name="DELTA"))
+    if len(set(indices)) == len(indices) and None not in indices:  # parts of one completion may come one by one
+        with pytest.raises(ValueError, match="index: wanted another one"):
+            vllm.stream_rollouts([said], delta, configuration=PROCESSED)
+
+
 def test_a_seed_outside_64_bits_is_kept_as_text() -> None:
     made = vllm.sampler(params(seed=-5))
     assert made.seed is None

@@ -141,7 +141,7 @@ def test_after_the_block_the_engine_is_as_it_was() -> None:
 
 def test_one_output_that_cannot_be_recorded_does_not_cost_the_others(tmp_path: Path) -> None:
     llm = LLM()
-    missing, odd = output(None, completion([5])), output([1], completion([-5]))
+    missing, odd = output(None, completion([5])), output([], completion([5]))
     for wrong, error in ((missing, ValueError), (odd, SchemaError)):
         llm.outputs = [output([1], completion([7])), wrong, output([2], completion([8]))]
         store = rollstore.open(tmp_path / error.__name__, create=True)

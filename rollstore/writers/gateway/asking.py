@@ -35,11 +35,11 @@ def asked(path: str, body: bytes, heads: int) -> Asked | None:
     """The request with what the record needs asked for as well; None where it cannot be recorded as it is.
 
     heads: so many of the likeliest tokens, unless the client asks for log-probs itself: then its own number stands, as
-    texts. A body that is no JSON object, a reply that echoes its prompt, and beams are left alone.
+    texts. A body that is no JSON object or nested too deeply, a reply that echoes its prompt, and beams are left alone.
     """
     try:
         fields = msgspec.json.decode(body, type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     if _true(fields, "echo") or _true(fields, "use_beam_search"):
         return None
@@ -67,7 +67,7 @@ def shown(reply: bytes, hidden: frozenset[str]) -> bytes:
     try:
         top = msgspec.json.decode(reply, type=Fields)
         choices = msgspec.json.decode(top["choices"], type=list[Fields])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+    except (ValueError, RecursionError, KeyError):
         return reply  # an error, or something that is no reply
     for fields in (top, *choices):
         fields.update((name, NULL) for name in hidden if name in fields)
@@ -117,7 +117,7 @@ def _generate(fields: Fields, body: bytes, heads: int) -> Asked | None:
     """vLLM's `/inference/v1/generate`, which always sends ids."""
     try:
         params = msgspec.json.decode(fields.get("sampling_params", b"{}"), type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     if _given(params, "logprobs"):
         return Asked(body=body, hidden=frozenset())

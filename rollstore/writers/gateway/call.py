@@ -1,8 +1,7 @@
-"""One call as the proxy saw it, and the replies that are in it."""
+"""What happens to conversations: calls as the proxy saw them, ends, and what the trainer said."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,52 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from rollstore.schema import Flag
-from rollstore.writers.openai import Server, joined, replies
-from rollstore.writers.openai.body import Body, decode
-from rollstore.writers.reply import Reply
-from rollstore.writers.uuid7 import derived
-from rollstore.writers.weights import Number, Weights, by_labels
-
-LOG = logging.getLogger("rollstore")
-
-
-class Tool(msgspec.Struct, frozen=True):
-    id: str | None = None
-
-
-class Message(msgspec.Struct, frozen=True):
-    """An assistant's message, or a part of one."""
-
-    content: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    tool_calls: tuple[Tool, ...] | None = None
-
-
-class Choice(msgspec.Struct, frozen=True):
-    index: int = 0
-    text: Any = None
-    message: Message | None = None
-    delta: Message | None = None
-
-    @property
-    def speaks(self) -> bool:
-        """Whether there is anything that tokens were drawn for."""
-        said = self.message or self.delta or Message()
-        return any((self.text, said.content, said.reasoning, said.reasoning_content, said.tool_calls))
-
-
-class Chat(msgspec.Struct, frozen=True):
-    """What of a chat's reply the next request repeats."""
-
-    choices: tuple[Choice, ...] = ()
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """Whether the engine failed in the middle of a reply."""
-
-    error: msgspec.Raw = msgspec.Raw()
+from rollstore.writers.openai import Server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,110 +114,3 @@ def asking(call: Call) -> Asking:
         data = msgspec.json.encode(said, order="deterministic")
         prints.append(xxhash.xxh3_64_intdigest(data, seed=prints[-1] if prints else 0))
     return Asking(messages, prints)
-
-
-def replies_of(call: Call, server: Server, number: Number) -> list[tuple[Reply, Said | None]]:
-    """The replies of a call, and what each said. Raises ValueError where there are no ids, or where it is no reply.
-
-    `server` is how it is read where the call does not say so itself.
-    """
-    request = msgspec.json.decode(call.request)
-    parts = [part for part in call.parts if _is_object(part)]  # a stream may hold a sign of life, or break inside one
-    whole = joined(parts) if len(parts) != 1 else decode(parts[0])
-    chats = [_chat(part) for part in parts]
-    errors = (bytes(msgspec.json.decode(part, type=Failure).error) for part in parts)
-    failed = next((error for error in errors if error not in (b"", b"null")), None)
-    if not whole.choices:
-        raise ValueError(f"wanted a reply, got none ({_why(call, failed)})")
-    cut = call.cut or ("engine_abort" if failed is not None or len(parts) < len(call.parts) else None)
-    if cut is not None:
-        whole = _nothing_drawn_yet(whole, chats)
-    made: list[tuple[Reply, Said | None]] = []
-    groups: dict[str, str] = {}
-    read = _replies(whole, request, call.server or server, number)
-    for reply, choice in zip(read, whole.choices or (), strict=True):
-        more: dict[str, Any] = {"weights": _weights(reply, call.weights, number)}
-        if cut is not None and choice.finish_reason is None:
-            more.update(ending="aborted", ending_reason=cut)
-        group = reply.row.get("group_id")
-        if group is not None and call.mark:
-            own = derived(call.mark, f"group {len(groups)}")
-            more["row"] = {**reply.row, "group_id": groups.setdefault(group, own)}
-        timed = replace(reply, started_at=call.started_at, finished_at=call.finished_at, **more)
-        made.append((timed, _said(chats, choice.index)))
-    return made
-
-
-def _replies(whole: Body, request: Any, server: Server, number: Number) -> list[Reply]:
-    """The replies. Where the log-probs do not fit the tokens, these alone: they were drawn all the same."""
-    try:
-        return replies(whole, request, server=server, number=number)
-    except ValueError as error:
-        bare = tuple(msgspec.structs.replace(choice, logprobs=None) for choice in whole.choices or ())
-        made = replies(msgspec.structs.replace(whole, choices=bare), request, server=server, number=number)
-        LOG.warning("a call is recorded without log-probs: %s", error)
-        flag = Flag(kind="unplaced_logprobs", column="logprobs")
-        return [replace(reply, flags=(*reply.flags, flag)) for reply in made]
-
-
-def _is_object(part: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(part), dict)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-
-
-def _chat(part: bytes) -> Chat:
-    """What a chat says, where it says it as it should: it only links the calls of a conversation."""
-    try:
-        return msgspec.json.decode(part, type=Chat)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Chat()
-
-
-def _weights(reply: Reply, labels: Sequence[str], number: Number) -> Weights | None:
-    """What is known of the weights: what the engine said of the tokens goes before what the trainer said.
-
-    An engine that named its newest weights alone says less than the trainer, where the two agree.
-    """
-    said = reply.weights
-    if not labels:
-        return said
-    told = by_labels(len(reply.tokens), labels, number=number)
-    if said is None or (said.source == "read_at_completion" and told.newest is not None and said.newest == told.newest):
-        return told
-    return said
-
-
-def _why(call: Call, failed: bytes | None) -> str:
-    if failed is not None:
-        return f"the engine said {failed.decode(errors='replace')[:200]}"
-    return call.cut or f"{sum(map(len, call.parts))} bytes"
-
-
-def _nothing_drawn_yet(body: Body, chats: Sequence[Chat]) -> Body:
-    """A stream that was cut before its first token drew none. One that said something without ids drew some."""
-    spoke = {choice.index for chat in chats for choice in chat.choices if choice.speaks}
-    choices = tuple(
-        msgspec.structs.replace(choice, token_ids=())
-        if choice.token_ids is None and choice.index not in spoke else choice
-        for choice in body.choices or ()
-    )  # fmt: skip
-    return msgspec.structs.replace(body, choices=choices)
-
-
-def _said(chats: Sequence[Chat], index: int) -> Said | None:
-    """What one choice of a chat said over all parts."""
-    messages = [
-        message
-        for chat in chats
-        for choice in chat.choices
-        if choice.index == index and (message := choice.message or choice.delta) is not None
-    ]
-    if not messages:
-        return None
-    tools = (tool.id for message in messages for tool in message.tool_calls or ())
-    return Said(
-        text="".join(message.content for message in messages if isinstance(message.content, str)),
-        tools=tuple(tool for tool in tools if tool is not None),
-    )

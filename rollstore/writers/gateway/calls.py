@@ -23,7 +23,10 @@ FORMAT = 1
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A conversation that may go on. calls: (number of the call, which of its replies) of the segment under way."""
+    """A conversation that may go on. calls: (number of the call, which of its replies) of the segment under way.
+
+    own: its id if its client had not named it. apart: whether it is written under that one.
+    """
 
     rollout_id: str
     number: int
@@ -31,6 +34,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fields: dict[str, Any]
     used: float
     calls: list[tuple[int, int]]
+    own: str = ""
+    apart: bool = False
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):

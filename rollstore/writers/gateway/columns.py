@@ -36,7 +36,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     noise: str | None = None
     parent_rollout_id: str | None = None
     parent_segment: Count | None = None
-    fork_position: Count | None = None
+    fork_position: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
     logprob_kind: Kind | None = None
     head_kind: Kind | None = None
     weight_version_min: int | None = None
@@ -64,21 +64,25 @@ def columns(text: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)  # a client says the same with each call of a rollout
 def _columns(text: bytes) -> dict[str, Any]:
-    return _checked("", _given(msgspec.json.decode(text, type=Columns)))
+    return _checked("", _given(_decoded(text, Columns)))
 
 
 def ended(text: bytes) -> tuple[str, dict[str, Any]]:
     """(rollout, columns of its end), from JSON. Raises ValueError where they do not fit one another."""
-    fields = _given(msgspec.json.decode(text, type=Ended))
+    fields = _given(_decoded(text, Ended))
     name = fields.pop("rollout_id")
     return name, _checked(name, fields)
 
 
 def _checked(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The columns, which a row may have: what is refused now would be refused later with all that was drawn."""
+    """The columns, which a row may have: what is refused now would be left out later.
+
+    Where a fork lies is held against the conversation.
+    """
     tokens, mask = np.zeros(2, np.int64), np.array([False, True])
+    most = {"fork_position": min(fields["fork_position"], 2)} if "fork_position" in fields else {}
     try:
-        to_table([Rollout(rollout_id=name, tokens=tokens, action_mask=mask, **fields)])
+        to_table([Rollout(rollout_id=name, tokens=tokens, action_mask=mask, **(fields | most))])
     except SchemaError as error:
         raise ValueError(str(error)) from None
     return fields
@@ -93,9 +97,16 @@ class Version(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def weights(text: bytes) -> tuple[str, bool]:
     """(label, whether it is only on its way), from JSON. Raises ValueError on anything else."""
-    said = msgspec.json.decode(text, type=Version)
+    said = _decoded(text, Version)
     return str(said.version), said.changing
 
 
 def _given(said: Columns) -> dict[str, Any]:
     return {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not None}
+
+
+def _decoded(text: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except RecursionError:
+        raise ValueError("wanted columns as JSON, got values nested too deeply") from None

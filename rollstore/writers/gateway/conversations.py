@@ -7,28 +7,24 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from rollstore.errors import SchemaError, WriteError
+from rollstore.errors import WriteError
 from rollstore.schema import Rollout
-from rollstore.writers.conversation import ON_LAST, extends, segment
-from rollstore.writers.gateway.call import Asking, Call, End, Expire, Logged, Said, Told, asking, replies_of
+from rollstore.writers.conversation import extends
+from rollstore.writers.gateway.call import Asking, Call, End, Expire, Logged, Told, asking
 from rollstore.writers.gateway.calls import Calls, Kept
 from rollstore.writers.gateway.places import Conversation, Places, cause_of
+from rollstore.writers.gateway.reading import Drawn, read
+from rollstore.writers.gateway.segments import GROUP
+from rollstore.writers.gateway.writing import Writing
 from rollstore.writers.openai import Server
 from rollstore.writers.queued import Sink
 from rollstore.writers.reply import Reply
 from rollstore.writers.uuid7 import derived, uuid7
-from rollstore.writers.weights import Number, unknown_weights, version_number
+from rollstore.writers.weights import Number, version_number
 
 LOG = logging.getLogger("rollstore")
-
-GROUP = ("group_id", "group_size", "sample_index")
-"""Columns of a reply that a conversation keeps from its first call on."""
-
-TOGETHER = 64
-"""Segments that are appended in one call, which costs little more than one of them."""
 
 REMEMBERED = 100_000
 """Ids of ended rollouts that are kept in mind, so that a late call is not taken for their first."""
@@ -41,6 +37,8 @@ class Conversations:
     prompt extends (the longest; at least one of them drawn), else to one whose messages it repeats and goes on from,
     the reply included (at least its end). Otherwise it begins a conversation. Within one, a prompt that extends the
     tokens goes on in the segment; any other ends it as `continued` and begins the next. For use by one thread.
+
+    taken: whether somebody else has written a rollout under a name. One that is called so here gets an id of its own.
     """
 
     def __init__(
@@ -52,22 +50,28 @@ class Conversations:
         idle_seconds: float = 600.0,
         clock: Callable[[], float] = time.time,
         log: Calls | None = None,
+        taken: Callable[[str], bool] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self.last_not_recorded: str | None = None
         self.server, self.clock, self.idle_seconds, self.log = server or Server(), clock, idle_seconds, log
         self.weights: tuple[str, ...] = ()
         """What the weights were last said to be."""
         self._writer, self._number = writer, number
+        self._writing = Writing(writer, self.counts, taken)
         self._taken = 0
         self._open: OrderedDict[str, Conversation] = OrderedDict()  # the one used longest ago comes first
         self._places = Places()
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._ready: list[Rollout] = []
 
     @property
     def open(self) -> int:
         """Conversations that may still go on."""
         return len(self._open)
+
+    def has(self, rollout_id: str) -> bool:
+        """Whether that rollout may still go on."""
+        return rollout_id in self._open
 
     @property
     def unused_since(self) -> float:
@@ -89,7 +93,7 @@ class Conversations:
 
     def flush(self, *, sync: bool = False) -> None:
         """Append what is over. Raises WriteError, and goes on from there when called again."""
-        self._write(sync=sync)
+        self._writing.flush(sync=sync)
         if self.log is not None and self.log.due:
             try:
                 self._writer.flush(sync=True)  # what leaves the log shall not be lost with the power either
@@ -114,9 +118,10 @@ class Conversations:
         for event in found.events:
             self.append(event)
         self.counts.clear()  # they are of this process
-        self._ready = [row for row in self._ready if not known(row)]
-        if self._ready:
-            self._write(sync=True)
+        self.last_not_recorded = None
+        self._writing.forget(known)
+        if self._writing:
+            self._writing.flush(sync=True)
         self._rewrite(log)
         for call in found.streams:
             self.append(log.put(call))
@@ -124,20 +129,28 @@ class Conversations:
         self.counts["damaged"] = log.damaged
 
     def _restore(self, kept: Kept, calls: Mapping[int, Call]) -> None:
-        """Open a conversation as it was. A call that was damaged is missing from it, and its metadata says so."""
-        there = [(number, place) for number, place in kept.calls if number in calls]
-        conversation = Conversation(rollout_id=kept.rollout_id, number=kept.number, cause=kept.cause)
+        """Open a conversation as it was. A call that was damaged, or that this version cannot read, is missing from it:
+        its metadata says so."""
+        own = kept.own or kept.rollout_id
+        if kept.apart:
+            self._writing.keep_apart(kept.rollout_id, own)
+        conversation = Conversation(rollout_id=kept.rollout_id, own=own, number=kept.number, cause=kept.cause)
         conversation.fields, conversation.used = dict(kept.fields), kept.used
-        if len(there) < len(kept.calls):
-            lost = str(len(kept.calls) - len(there))
-            conversation.fields["metadata"] = {**(kept.fields.get("metadata") or {}), "calls_lost": lost}
         self._open[kept.rollout_id] = conversation
         said, asked = None, Asking()
-        for number, place in there:
-            reply, said = replies_of(calls[number], self.server, self._number)[place]
+        for number, place in kept.calls:
+            try:
+                asked = asking(calls[number])
+                reply, said, left_out = read(calls[number], self.server, self._number).drawn[place]
+            except Exception as error:
+                LOG.error("rollout %s: call %d is lost: %r", kept.rollout_id, number, error)
+                continue
             conversation.replies.append(reply)
+            conversation.left_out |= frozenset(left_out)
             conversation.calls.append((number, place))
-            asked = asking(calls[number])
+        lost = len(kept.calls) - len(conversation.calls)
+        if lost:
+            conversation.fields["metadata"] = {**(kept.fields.get("metadata") or {}), "calls_lost": str(lost)}
         if conversation.replies:
             self._places.put(conversation, said, asked)
 
@@ -146,39 +159,18 @@ class Conversations:
         kept = [
             Kept(
                 rollout_id=one.rollout_id, number=one.number, cause=one.cause, fields=one.fields, used=one.used,
-                calls=one.calls,
+                calls=one.calls, own=one.own, apart=self._writing.apart(one.rollout_id),
             )
             for one in self._open.values()
         ]  # fmt: skip
         log.rewrite(self._taken, kept, list(self._ended), self.weights)
-
-    def _write(self, *, sync: bool = False) -> None:
-        while self._ready:
-            some = self._ready[:TOGETHER]
-            try:
-                self._writer.append(some)
-                self.counts["segments"] += len(some)
-            except SchemaError:
-                some = some[:1]
-                self._append_alone(some[0])
-            del self._ready[: len(some)]
-        self._writer.flush(sync=sync)
-
-    def _append_alone(self, row: Rollout) -> None:
-        """Of rows that are refused together, the others are not to blame."""
-        try:
-            self._writer.append(row)
-            self.counts["segments"] += 1
-        except SchemaError as error:
-            self.counts["refused"] += 1
-            LOG.error("rollout %s: not recorded: %s", row.rollout_id, error)
 
     def close(self) -> None:
         """End every conversation, append, and close the writer. The log then knows what has ended, and nothing else."""
         if self._open:
             every = Expire(before=math.inf)
             self.append(every if self.log is None else self.log.put(every))
-        self._write()
+        self._writing.flush()
         self._writer.close()
         if self.log is not None:
             try:
@@ -187,26 +179,58 @@ class Conversations:
                 LOG.warning("the log of calls is left as it is: %s", error)
             self.log.close()
 
+    def check(self, rollout_id: str, fields: Mapping[str, Any], *, end: bool) -> None:
+        """Whether a client may say this of a rollout, beside what was drawn and said so far; any thread may ask.
+
+        end: that it is over now. Before, a fork may lie in what is still to come. Raises ValueError where the row would
+        be refused, and the rollout stays as it is; what the engine sent is not held against the client.
+        """
+        conversation = self._open.get(rollout_id)
+        if conversation is None:
+            return
+        now = conversation.segment(last=True)
+        if not now.replies:
+            return
+        more = dict(fields)
+        if not end and "fork_position" in more:
+            more["fork_position"] = min(more["fork_position"], len(now.replies[-1].prompt))
+        if now.saying(said_more(now.said, more)).problem() is None:
+            return
+        try:
+            fitting = now.fitting()
+        except Exception:  # nothing of it can be kept, whatever its client says
+            return
+        problem = fitting.saying(said_more(fitting.said, more)).problem()
+        if problem is not None:
+            raise ValueError(str(problem))
+
+    def not_recorded(self, why: str) -> None:
+        """Count a reply that is not recorded, and say so."""
+        self.counts["not recorded"] += 1
+        self.last_not_recorded = why
+        LOG.warning("%s", why)
+
     def _take(self, call: Call, number: int) -> None:
         try:
             asked = asking(call)
-            made = replies_of(call, self.server, self._number)
+            found = read(call, self.server, self._number)
         except Exception as error:  # a reply may be anything, and the next one may be fine
-            self.counts["not recorded"] += 1
-            LOG.warning("a call was not recorded: %s", error)
+            self.not_recorded(f"a call was not recorded: {error}")
             return
         self.counts["calls"] += 1
-        self.counts["cut"] += call.cut is not None
-        for place, (reply, said) in enumerate(made):
+        self.counts["cut"] += found.cut
+        for why in found.lost:
+            self.not_recorded(f"one reply of a call was not recorded: {why}")
+        for place, drawn in enumerate(found.drawn):
             named = call.rollout_id
             late = named in self._ended
             if late:
                 LOG.warning("rollout %s has ended: a later call is recorded as a rollout of its own", named)
-            conversation = self._of(None if late else named, asked, reply)
+            conversation = self._of(None if late else named, asked, drawn.reply)
             if conversation is None:
                 own = derived(call.mark, f"rollout {place}") if call.mark else uuid7()
-                conversation = self._begin(own if late or named is None else named)
-            self._add(conversation, reply, call, said, asked)
+                conversation = self._begin(own if late or named is None else named, own)
+            self._add(conversation, drawn, call, asked)
             conversation.calls.append((number, place))
             if late:
                 conversation.fields["metadata"] = {**(conversation.fields.get("metadata") or {}), "after": named or ""}
@@ -216,50 +240,32 @@ class Conversations:
             return self._open.get(named)
         return self._places.extended(reply.prompt) or self._places.repeated(asked)
 
-    def _begin(self, name: str) -> Conversation:
-        conversation = Conversation(rollout_id=name)
+    def _begin(self, name: str, own: str) -> Conversation:
+        conversation = Conversation(rollout_id=name, own=own)
         self._open[conversation.rollout_id] = conversation
         return conversation
 
-    def _add(self, conversation: Conversation, reply: Reply, call: Call, said: Said | None, asked: Asking) -> None:
+    def _add(self, conversation: Conversation, drawn: Drawn, call: Call, asked: Asking) -> None:
         self._places.drop(conversation)
+        reply = drawn.reply
         if conversation.replies and not extends(reply.prompt, conversation.tokens):
-            self._ready.append(self._segment(conversation, {"ending": "continued", "ending_reason": None}))
+            self._writing.add(conversation.segment(last=False))
             conversation.cause = cause_of(conversation.tokens, reply.prompt, conversation.replies[-1])
             conversation.number += 1
-            conversation.replies, conversation.calls = [], []
+            conversation.replies, conversation.calls, conversation.left_out = [], [], frozenset()
         conversation.replies.append(reply)
+        conversation.left_out |= frozenset(drawn.left_out)
         own = {name: reply.row[name] for name in GROUP if name in reply.row}
         conversation.fields = {**own, **conversation.fields, **call.fields}
         conversation.used = self.clock() if call.at is None else call.at
-        self._places.put(conversation, said, asked)
+        self._places.put(conversation, drawn.said, asked)
         self._open.move_to_end(conversation.rollout_id)
-
-    def _segment(self, conversation: Conversation, fields: dict[str, Any]) -> Rollout:
-        own = {name: value for name, value in conversation.fields.items() if name not in ON_LAST}
-        said: dict[str, Any] = {
-            "segment": conversation.number,
-            "segment_cause": conversation.cause,
-            "requested_at": conversation.replies[0].started_at,
-            "finished_at": conversation.replies[-1].finished_at,
-        }
-        replies = conversation.replies
-        if any(name.startswith("weight_version_") for name in own):  # the client's word goes before the trainer's
-            replies = [
-                replace(one, weights=unknown_weights(len(one.tokens)))
-                if one.weights is not None and one.weights.source == "start_end" else one
-                for one in replies
-            ]  # fmt: skip
-        return segment(replies, rollout_id=conversation.rollout_id, **(said | own | fields))
 
     def _end(self, conversation: Conversation) -> None:
         self._places.drop(conversation)
         del self._open[conversation.rollout_id]
-        final = {name: value for name, value in conversation.fields.items() if name in ON_LAST}
-        if final.get("reward") is not None:
-            final.setdefault("reward_status", "scored")
         if conversation.replies:
-            self._ready.append(self._segment(conversation, final))
+            self._writing.add(conversation.segment(last=True))
         else:  # all its calls were damaged in the log
             self.counts["refused"] += 1
             LOG.error("rollout %s: segment %d is lost", conversation.rollout_id, conversation.number)
@@ -273,12 +279,16 @@ class Conversations:
             self.counts["ends of nothing"] += 1
             LOG.warning("rollout %s: wanted an open one to end, got none", end.rollout_id)
             return
-        if "ending" in end.fields:  # a reason said before was that of another ending
-            conversation.fields.pop("ending_reason", None)
-        conversation.fields.update(end.fields)
+        conversation.fields = said_more(conversation.fields, end.fields)
         self._end(conversation)
 
     def _expire(self, before: float) -> None:
         """End what nobody has used since."""
         while self._open and next(iter(self._open.values())).used <= before:
             self._end(next(iter(self._open.values())))
+
+
+def said_more(said: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client says in all. A reason said before was that of another ending."""
+    before = {name: value for name, value in said.items() if name != "ending_reason" or "ending" not in more}
+    return {**before, **more}

@@ -13,13 +13,26 @@ from rollstore.writers.gateway.record import Record
 
 LOG = logging.getLogger("rollstore")
 
+READABLE = ("", "identity", "gzip", "deflate")
+"""Content encodings that are undone here, though the engine was asked for none."""
+
+
+def encoding(response: httpx.Response) -> str:
+    """How the engine encoded its reply."""
+    return response.headers.get("content-encoding", "").strip().lower()
+
+
+def is_stream(response: httpx.Response) -> bool:
+    """Whether a reply comes as events."""
+    return response.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
+
 
 async def pass_stream(response: httpx.Response, ask: Asked, record: Record, send: Send) -> None:
     """Events as they come. Each is handed over before the client can see it, and the record before the end."""
     events = Events()
-    await _start(response, send, without=(b"content-length",))
+    await _start(response, send, without=(b"content-length", b"content-encoding"))
     try:
-        async for data in response.aiter_raw():
+        async for data in response.aiter_bytes():
             await _events(list(events.cut(data)), ask, record, send)
     except httpx.HTTPError as error:
         await record.end("engine_abort")
@@ -45,7 +58,7 @@ async def _events(events: list[bytes], ask: Asked, record: Record, send: Send) -
 async def pass_whole(response: httpx.Response, ask: Asked, record: Record, send: Send) -> None:
     """A reply in one piece."""
     try:
-        body = b"".join([data async for data in response.aiter_raw()])
+        body = b"".join([data async for data in response.aiter_bytes()])
     except httpx.HTTPError as error:
         await record.end("engine_abort")
         LOG.warning("the engine's reply was cut: %s", str(error) or type(error).__name__)
@@ -53,7 +66,7 @@ async def pass_whole(response: httpx.Response, ask: Asked, record: Record, send:
         return
     record.parts.append(body)
     visible = shown(body, ask.hidden)
-    await _start(response, send, size=len(visible))
+    await _start(response, send, without=(b"content-encoding",), size=len(visible))
     await record.end()  # as late as can be: it wakes the recording thread, which competes with this one
     await send({"type": "http.response.body", "body": visible, "more_body": False})
 

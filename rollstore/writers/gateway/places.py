@@ -10,6 +10,7 @@ import xxhash
 
 from rollstore.writers.conversation import after, common
 from rollstore.writers.gateway.call import Asking, Said
+from rollstore.writers.gateway.segments import Segment
 from rollstore.writers.reply import Ints, Reply
 
 
@@ -18,11 +19,15 @@ class Conversation:
     """Calls that follow one another: the segment under way, and what the next call must look like to belong here."""
 
     rollout_id: str
+    own: str
+    """Its id if its client had not named it."""
     number: int = 0
     cause: str | None = None
     replies: list[Reply] = field(default_factory=list[Reply])
     calls: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Where each of the replies stands in the log: number of the call, and which of its replies it is."""
+    left_out: frozenset[str] = frozenset()
+    """What of the replies could not be read."""
     fields: dict[str, Any] = field(default_factory=dict[str, Any])
     said: Said | None = None
     used: float = 0.0
@@ -31,6 +36,13 @@ class Conversation:
     def tokens(self) -> Ints:
         """int64 [T]: what the next prompt has to extend."""
         return after(self.replies[-1])
+
+    def segment(self, *, last: bool) -> Segment:
+        """The segment under way, if it were over now."""
+        return Segment(
+            rollout_id=self.rollout_id, own=self.own, number=self.number, cause=self.cause, replies=tuple(self.replies),
+            said=dict(self.fields), last=last, left_out=self.left_out,
+        )  # fmt: skip
 
 
 class Places:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import httpx
@@ -19,9 +20,9 @@ from rollstore.writers.gateway.asking import PATHS, UNRECORDED, Asked, asked
 from rollstore.writers.gateway.call import End, Expire, Told, widened
 from rollstore.writers.gateway.columns import columns, ended, weights
 from rollstore.writers.gateway.conversations import Conversations
-from rollstore.writers.gateway.passing import pass_raw, pass_stream, pass_whole
+from rollstore.writers.gateway.passing import READABLE, encoding, is_stream, pass_raw, pass_stream, pass_whole
 from rollstore.writers.gateway.record import Record, Recorded
-from rollstore.writers.queued import Queued
+from rollstore.writers.queued import PATIENCE_SECONDS, Queued
 from rollstore.writers.settings import samples
 
 LOG = logging.getLogger("rollstore")
@@ -32,6 +33,9 @@ NAME, COLUMNS = b"x-rollstore-rollout", b"x-rollstore-columns"
 CONNECT_SECONDS = 10.0
 EXPIRE_SECONDS = 5.0
 
+REMEMBERED = 10_000
+"""Rollouts of which it is known what their client said last, so that the same is not looked at again."""
+
 
 class Gateway:
     """Passes every request on to `upstream`; calls of a model are recorded.
@@ -41,9 +45,7 @@ class Gateway:
     """
 
     def __init__(self, upstream: str, recording: Queued, conversations: Conversations, *, heads: int = 0) -> None:
-        self._base = httpx.URL(upstream)
-        if self._base.scheme not in ("http", "https") or not self._base.host:
-            raise ValueError(f"gateway: upstream: wanted an http or https address, got {_without_secret(self._base)}")
+        self._base = _address(upstream)
         if heads < 0:
             raise ValueError(f"gateway: heads: wanted 0 or more, got {heads}")
         self._path = self._base.raw_path.rstrip(b"/")
@@ -51,6 +53,7 @@ class Gateway:
         self._recorded = Recorded(recording, conversations)
         self._weights = conversations.weights
         self._under_way: set[Record] = set()
+        self._columns: OrderedDict[str, bytes] = OrderedDict()  # what was last said of each rollout
         # The transport alone: redirects, cookies and credentials are the client's business, and cost time.
         self._transport = httpx.AsyncHTTPTransport(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
@@ -70,9 +73,10 @@ class Gateway:
     def status(self) -> dict[str, Any]:
         """What happened so far, by name."""
         counts = self._conversations.counts
-        names = ("calls", "cut", "segments", "refused", "not recorded", "ends of nothing")
+        names = ("calls", "cut", "segments", "refused", "left out", "names taken", "not recorded", "ends of nothing")
         return {
             **{name.replace(" ", "_"): counts[name] for name in names},
+            "last_not_recorded": self._conversations.last_not_recorded,
             "recovered": counts["recovered"],
             "damaged": counts["damaged"],
             "weights": list(self._weights),
@@ -114,13 +118,40 @@ class Gateway:
         """`{"rollout_id": ..., "reward": ..., ...}`: the rollout is over."""
         try:
             name, fields = ended(await body_of(receive))
+            await self._check(name, fields, end=True)
             await self._take(End(rollout_id=name, fields=fields))
-        except WriteError as error:
+        except RollstoreError as error:
             await refuse(send, 503, error)
         except ValueError as error:
             await refuse(send, 400, error)
         else:
             await reply(send, 202, {"rollout_id": name})
+
+    async def _check(self, name: str, fields: Mapping[str, Any], *, end: bool) -> None:
+        """Hold what a client says against its rollout, once all that came before is part of that.
+
+        Raises ValueError where they do not fit, WriteError where the disk has no room under `fail`.
+        """
+        while True:
+            try:
+                await self._recording.flush_async()
+                break
+            except WriteError as error:
+                if self._recording.when_full == "fail":
+                    raise
+                LOG.warning("what is said of rollout %s waits for the disk: %s", name, error)
+                await asyncio.sleep(PATIENCE_SECONDS)
+        await asyncio.to_thread(self._conversations.check, name, fields, end=end)
+
+    async def _check_columns(self, name: str, text: bytes, fields: Mapping[str, Any]) -> None:
+        """The same for the columns of a call, as far as they are new."""
+        before = self._columns.get(name)
+        if text and text != before and (before is not None or self._conversations.has(name)):
+            await self._check(name, fields, end=False)
+        self._columns[name] = text or before or b""
+        self._columns.move_to_end(name)
+        while len(self._columns) > REMEMBERED:
+            self._columns.popitem(last=False)
 
     async def _told(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`{"version": N}`: the engine has these weights; with `"changing": true` it is about to get them."""
@@ -142,7 +173,7 @@ class Gateway:
         path = scope["path"]
         if scope["method"] != "POST" or not path.endswith(PATHS):
             if scope["method"] == "POST" and path.endswith(UNRECORDED):
-                self._not_recorded(path, "only chats, completions and /inference/v1/generate are")
+                self._pass_by(path, "only chats, completions and /inference/v1/generate are")
             await self._pass(scope, receive, send)
             return
         body = await body_of(receive)
@@ -155,11 +186,19 @@ class Gateway:
             ask = asked(path, body, self._heads)
             if ask is not None and rollout_id is not None and samples(msgspec.json.decode(body)) > 1:
                 raise ValueError("one rollout has one sample: wanted n of 1")
+            if ask is not None and rollout_id is not None:
+                await self._check_columns(rollout_id, named.get(COLUMNS, b""), fields)
+        except RecursionError:
+            await refuse(send, 400, "wanted a request that can be read, got one nested too deeply")
+            return
         except ValueError as error:
             await refuse(send, 400, error)
             return
+        except RollstoreError as error:
+            await refuse(send, 503, error)
+            return
         if ask is None:
-            self._not_recorded(path, "it is no JSON object, echoes or uses beams")
+            self._pass_by(path, "it is no JSON object, nested too deeply, echoes or uses beams")
             await self._forward(scope, body, None, None, send)
             return
         try:
@@ -184,9 +223,8 @@ class Gateway:
             record.leave("cancelled")  # nothing, where it has ended
             self._under_way.discard(record)
 
-    def _not_recorded(self, path: str, why: str) -> None:
-        self._conversations.counts["not recorded"] += 1
-        LOG.warning("a call of %s was passed on and not recorded: %s", path, why)
+    def _pass_by(self, path: str, why: str) -> None:
+        self._conversations.not_recorded(f"a call of {path} was passed on and not recorded: {why}")
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Anything that is no call of a model."""
@@ -217,15 +255,39 @@ class Gateway:
         try:
             if ask is None or record is None:
                 await pass_raw(response, send)
-            elif response.status_code != 200:
-                record.failed(response.status_code)
+            elif not 200 <= response.status_code < 300:
+                record.failed(f"status {response.status_code}")
                 await pass_raw(response, send)
-            elif response.headers.get("content-type", "").startswith("text/event-stream"):
+            elif encoding(response) not in READABLE:
+                record.failed(f"content-encoding {encoding(response)[:40]}, asked for identity")
+                await pass_raw(response, send)
+            elif is_stream(response):
                 await pass_stream(response, ask, record, send)
             else:
                 await pass_whole(response, ask, record, send)
         finally:
             await response.aclose()
+
+
+def _address(upstream: str) -> httpx.URL:
+    """The address of an engine. Raises ValueError on anything that would not reach it; what is secret is not shown."""
+    try:
+        url = httpx.URL(upstream)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"gateway: upstream: wanted an http or https address, got none: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"gateway: upstream: wanted an http or https address, got {_without_secret(url)}")
+    if url.userinfo:
+        raise ValueError(
+            f"gateway: upstream: wanted {_without_secret(url)} without a user and password before it: clients send an "
+            "authorization header, which is passed on"
+        )
+    if "?" in upstream or "#" in upstream:
+        raise ValueError(
+            f"gateway: upstream: wanted {_without_secret(url)} without what follows ? or #: clients send their own "
+            "query, which is passed on"
+        )
+    return url
 
 
 def _without_secret(url: httpx.URL) -> str:

@@ -117,11 +117,11 @@ class Record:
                 LOG.warning("a call that its client left is not in the log of calls: %s", error)
                 recorded.recording.put(call)
 
-    def failed(self, status: int) -> None:
-        """The engine refused: nothing was drawn."""
+    def failed(self, why: str) -> None:
+        """Nothing can be recorded: the engine refused, or its reply cannot be read."""
         if self._recorded is not None:
             recorded, self._recorded = self._recorded, None
-            error = b'{"error": "status %d"}' % status
+            error = msgspec.json.encode({"error": why})
             recorded.recording.put(self._whole("engine_abort", recorded, [error]))
 
     def _whole(self, cut: str | None, recorded: Recorded, parts: Sequence[bytes]) -> Call:

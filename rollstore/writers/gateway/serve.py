@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import sys
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from rollstore.errors import DuplicateError, NotFoundError
+from rollstore.errors import DuplicateError, NotFoundError, RollstoreError
 from rollstore.schema import Rollout, to_table
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.lookup import content
@@ -22,6 +23,8 @@ from rollstore.writers.gateway.conversations import Conversations
 from rollstore.writers.gateway.proxy import Gateway
 from rollstore.writers.openai import Server
 from rollstore.writers.queued import Queued
+
+LOG = logging.getLogger("rollstore")
 
 SWITCH_SECONDS = 2e-4
 """How long the recording thread may keep the interpreter from the one that passes calls on."""
@@ -55,7 +58,9 @@ def serve(
     """
     log = Calls(Spool(state_of(store) if state is None else state), store.store_id)
     writer = store.writer(run=run, source=source)
-    conversations = Conversations(writer, server=server, idle_seconds=idle_seconds, log=log)
+    conversations = Conversations(
+        writer, server=server, idle_seconds=idle_seconds, log=log, taken=lambda name: has(store, name)
+    )
     recording = Queued(conversations, limit=queue, when_full=when_full)
     try:
         conversations.restore(lambda row: is_stored(store, row))
@@ -99,6 +104,20 @@ def state_of(store: Store) -> Path:
     if isinstance(store.filesystem, LocalFilesystem):
         return Path(f"{store.path}.gateway")
     return spools() / f"{name_of(store.store_id, store.path)}.gateway"
+
+
+def has(store: Store, rollout_id: str) -> bool:
+    """Whether a store has a rollout of that name; False where it cannot say."""
+    try:
+        store.get(rollout_id, segment=0)
+    except NotFoundError:
+        return False
+    except DuplicateError:
+        return True
+    except RollstoreError as error:
+        LOG.warning("rollout %s: whether the store has another of that name is not known: %s", rollout_id, error)
+        return False
+    return True
 
 
 def is_stored(store: Store, row: Rollout) -> bool:

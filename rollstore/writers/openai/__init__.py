@@ -5,7 +5,8 @@ Ask the server for `return_token_ids`: without ids a reply is refused, since not
 is not in a reply; a caller who knows how the server runs says it as `logprob_kind`.
 """
 
-from rollstore.writers.openai.body import Body, decode, events, joined
+from rollstore.writers.openai.body import Body, decode
 from rollstore.writers.openai.choices import Server, replies, rollouts, sampler
+from rollstore.writers.openai.stream import events, joined
 
 __all__ = ["Body", "Server", "decode", "events", "joined", "replies", "rollouts", "sampler"]

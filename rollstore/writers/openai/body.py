@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,10 +39,17 @@ class Span(msgspec.Struct, frozen=True):
     end: int
 
 
+WORDS = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal")
+"""What of a message tokens were drawn for."""
+
+
 class Choice(msgspec.Struct, frozen=True):
     """One output, or a part of one."""
 
     index: int = 0
+    text: Any = None
+    message: Any = None
+    delta: Any = None
     finish_reason: str | None = None
     stop_reason: Any = None
     matched_stop: Any = None
@@ -52,6 +59,17 @@ class Choice(msgspec.Struct, frozen=True):
     routed_experts: str | None = None
     sampling_mask: tuple[tuple[int, ...], ...] | None = None
     weight_versions: tuple[Span, ...] | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it has text that tokens were drawn for."""
+        said = self.delta if self.message is None else self.message
+        return bool(self.text) or (isinstance(said, dict) and any(map(said.get, WORDS)))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  of any shape
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probs of tokens are listed."""
+        return self.logprobs is not None and bool(self.logprobs.content or self.logprobs.token_logprobs)
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -91,6 +109,13 @@ def decode(body: bytes | str | Mapping[str, Any]) -> Body:
     return msgspec.structs.replace(found, choices=()) if found.choices is None else found
 
 
+def distinct(choices: Sequence[Choice]) -> None:
+    """Raises ValueError where an index is below 0, or two choices of one reply or part have the same."""
+    indices = [choice.index for choice in choices]
+    if len(set(indices)) < len(indices) or min(indices, default=0) < 0:
+        raise ValueError(f"choices: wanted each index once and none below 0, got {indices}")
+
+
 def text(value: Any) -> str | None:
     """A name as text; None where it is none."""
     return value or None if isinstance(value, str) else str(value) if type(value) is int else None
@@ -115,71 +140,6 @@ def metadata(body: Body) -> Metadata | None:
         return msgspec.convert(body.metadata, Metadata | None)
     except msgspec.ValidationError:
         return None
-
-
-def events(stream: bytes | str) -> list[bytes]:
-    """The JSON of each event of a server-sent stream; an event that was cut off is left out."""
-    text = stream.encode() if isinstance(stream, str) else stream
-    blocks = [block.split(b"\n") for block in text.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]]
-    found = [b"\n".join(line[5:].strip() for line in block if line.startswith(b"data:")) for block in blocks]
-    return [data for data in found if data and data != b"[DONE]"]
-
-
-def joined(chunks: Iterable[bytes | str | Mapping[str, Any]]) -> Body:
-    """The parts of a stream as one reply. What a cut stream had not sent yet stays unsaid."""
-    parts = [decode(chunk) for chunk in chunks]
-    choices: dict[int, list[Choice]] = {}
-    for part in parts:
-        for choice in part.choices or ():
-            choices.setdefault(choice.index, []).append(choice)
-
-    whole = tuple(_whole(choices[index]) for index in sorted(choices))
-    once = ("id", "request_id", "model", "prompt_token_ids", "system_fingerprint", "mm_placeholders")
-    return Body(
-        choices=whole,
-        usage=_said(reversed(parts), "usage"),
-        metadata=_said(reversed(parts), "metadata"),
-        **{name: _said(parts, name) for name in once},
-    )
-
-
-def _said(parts: Iterable[Any], name: str) -> Any:
-    """The first value that is not null."""
-    return next((value for part in parts if (value := getattr(part, name)) is not None), None)
-
-
-def _whole(parts: Sequence[Choice]) -> Choice:
-    first = next((part.logprobs for part in parts if part.logprobs is not None), None)
-    said = [found for part in parts if (found := part.logprobs or _unsaid(part, first)) is not None]
-    columns = ("content", "tokens", "token_logprobs", "top_logprobs")
-    once = ("finish_reason", "stop_reason", "matched_stop", "prompt_token_ids", "routed_experts", "weight_versions")
-    return Choice(
-        index=parts[0].index,
-        token_ids=_chained(parts, "token_ids"),
-        sampling_mask=_chained(parts, "sampling_mask"),
-        logprobs=Logprobs(**{name: _chained(said, name) for name in columns}) if said else None,
-        **{name: _said(reversed(parts), name) for name in once},
-    )
-
-
-def _unsaid(part: Choice, like: Logprobs | None) -> Logprobs | None:
-    """What stands for the log-probs of a part that has tokens and none, where another part has some."""
-    if like is None or not part.token_ids:
-        return None
-    each = part.token_ids
-    if like.content is not None:
-        return Logprobs(content=tuple(Entry() for _ in each))
-    return Logprobs(
-        tokens=None if like.tokens is None else tuple("" for _ in each),
-        token_logprobs=tuple(None for _ in each),
-        top_logprobs=None if like.top_logprobs is None else tuple(None for _ in each),
-    )
-
-
-def _chained(parts: Iterable[Any], name: str) -> Any:
-    """The values of all parts one after another; None where no part has any."""
-    some = [value for part in parts if (value := getattr(part, name)) is not None]
-    return tuple(item for value in some for item in value) if some else None
 
 
 def token_id(token: str | None) -> int | None:

@@ -12,36 +12,31 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollstore.schema import Engine, Flag, Known, Media, Rollout, Sampler
-from rollstore.schema.rules.heads import STAND_IN
+from rollstore.schema import Engine, Media, Rollout, Sampler
 from rollstore.writers.conversation import rollout
 from rollstore.writers.finish import ending
-from rollstore.writers.heads import entries, heads
 from rollstore.writers.openai.body import (
     Body,
     Choice,
-    Logprobs,
     cached_tokens,
     completion_tokens,
     decode,
+    distinct,
     metadata,
     text,
-    token_id,
 )
+from rollstore.writers.openai.listed import logprobs
 from rollstore.writers.reply import (
-    Ints,
     Place,
     Reply,
-    aligned,
     biases,
     greedy_kind,
     ids,
-    nothing_drawn,
     routing,
     support,
     words,
 )
-from rollstore.writers.settings import readable, samples, settings_of, whole_number
+from rollstore.writers.settings import readable, samples, settings_of
 from rollstore.writers.uuid7 import uuid7
 from rollstore.writers.vllm.outputs import CHAIN
 from rollstore.writers.weights import Number, Weights, at_completion, by_ends, by_spans, version_number
@@ -117,18 +112,45 @@ def replies(
     """The choices of a reply to a `request` (its JSON). Raises ValueError where ids are missing or lengths differ."""
     known = server or Server()
     whole = body if isinstance(body, Body) else decode(body)
-    if request.get("echo"):
-        raise ValueError("openai: wanted drawn tokens, got a reply that echoes its prompt")
+    checked(whole, request, known)
     groups: defaultdict[int, str] = defaultdict(uuid7)  # a group for each prompt
     count = samples(request)
-    drawn, said = sum(len(choice.token_ids or ()) for choice in whole.choices or ()), completion_tokens(whole)
-    if (
-        said is not None and drawn and drawn < said - len(whole.choices or ())
-    ):  # an end token may be counted and not sent
-        raise ValueError(f"token_ids: wanted the {said} tokens that the usage counts, got {drawn}: parts are missing")
     return [
-        _reply(whole, choice, request, known, number, groups[choice.index // count]) for choice in whole.choices or ()
+        reply_of(whole, choice, request, known, number, groups[choice.index // count]) for choice in whole.choices or ()
     ]
+
+
+def checked(body: Body, request: Mapping[str, Any], server: Server) -> None:
+    """Whether the choices of a reply are those that were asked for, and hold all that was drawn.
+
+    vLLM counts in `usage.completion_tokens` exactly the ids that it sends. Another engine may leave the end token of
+    each choice out of its count; what it counts has to be there. Raises ValueError where it is not.
+    """
+    choices = body.choices or ()
+    if request.get("echo"):
+        raise ValueError("openai: wanted drawn tokens, got a reply that echoes its prompt")
+    distinct(choices)
+    most = samples(request) * _prompts(request)
+    if any(choice.index >= most for choice in choices):
+        last = max(choice.index for choice in choices)
+        raise ValueError(f"choices: wanted indices below the {most} outputs that were asked for, got {last}")
+    if any(choice.token_ids is None for choice in choices):
+        return  # it is refused for that
+    drawn, said = sum(len(choice.token_ids or ()) for choice in choices), completion_tokens(body)
+    engine = server.engine or _engine(body.system_fingerprint)
+    uncounted = 0 if engine is not None and engine.name == "vllm" else len(choices)
+    if said is not None and choices and drawn < said:
+        raise ValueError(f"token_ids: wanted the {said} tokens that the usage counts, got {drawn}: parts are missing")
+    if said is not None and choices and drawn > said + uncounted:
+        raise ValueError(f"token_ids: wanted the {said} tokens that the usage counts, got {drawn}: parts came twice")
+
+
+def _prompts(request: Mapping[str, Any]) -> int:
+    """How many prompts were given."""
+    given = request.get("prompt")
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given or isinstance(given[0], int):
+        return 1
+    return len(given)
 
 
 def rollouts(
@@ -143,15 +165,22 @@ def rollouts(
     return [rollout(reply, **fields) for reply in replies(body, request, server=server, number=number)]
 
 
-def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Server, number: Number, group: str) -> Reply:
+def reply_of(
+    body: Body, choice: Choice, request: Mapping[str, Any], server: Server, number: Number, group: str
+) -> Reply:
+    """One choice of a reply that is `checked`. Raises ValueError where ids are missing or lengths differ."""
     count = samples(request)
     sample = choice.index % count
     engine = server.engine or _engine(body.system_fingerprint)
     settings = sampler(request, server, index=sample, engine=None if engine is None else engine.name)
     prompt = ids("prompt_token_ids", _prompt(body, choice, request, count))
+    if not len(prompt):
+        raise ValueError("prompt_token_ids: wanted at least one id, got none: nothing is drawn from nothing")
     if choice.token_ids is None:
         raise ValueError('token_ids: wanted the ids of the drawn tokens ("return_token_ids": true), got none')
     tokens = ids("token_ids", choice.token_ids)
+    if not len(tokens) and choice.speaks:
+        raise ValueError("token_ids: wanted the ids of the text that was drawn, got none beside it")
     finish, reason = ending(
         choice.finish_reason,
         count=len(tokens),
@@ -178,7 +207,7 @@ def _reply(body: Body, choice: Choice, request: Mapping[str, Any], server: Serve
         ending=finish,
         ending_reason=reason,
         row=row,
-        **_logprobs(choice.logprobs, tokens, _kind(server, settings), request),
+        **logprobs(choice.logprobs, tokens, _kind(server, settings), request),
     )
 
 
@@ -225,72 +254,9 @@ def _media(body: Body) -> tuple[Place, ...]:
     )
 
 
-def _logprobs(said: Logprobs | None, tokens: Ints, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that come out of the listed log-probs."""
-    if not len(tokens):
-        return {"logprobs": nothing_drawn(), "logprob_kind": kind}
-    if said is None or (said.content is None and said.token_logprobs is None):
-        return {}
-    listed: list[list[tuple[int | None, float]]]
-    if said.content is not None:
-        own = [(entry.id, entry.logprob, entry.rank) for entry in aligned("logprobs.content", said.content, tokens)]
-        listed = [[(e.id, _number(e.logprob)) for e in entry.top_logprobs or ()] for entry in said.content]
-    else:
-        numbers = aligned("logprobs.token_logprobs", said.token_logprobs, tokens)
-        names = said.tokens or (None,) * len(tokens)
-        own = [(token_id(name), value, None) for name, value in zip(names, numbers, strict=True)]
-        listed = [[(token_id(name), value) for name, value in (top or {}).items()] for top in said.top_logprobs or ()]
-    for place, (token, (said_id, _, _)) in enumerate(zip(tokens.tolist(), own, strict=True)):
-        if said_id not in (None, token):
-            raise ValueError(f"logprobs: wanted one of token {token} at place {place}, got one of token {said_id}")
-    unsaid = [value is None or value <= STAND_IN for _, value, _ in own]
-    values = Known(np.array([_number(value) for _, value, _ in own]), ~np.array(unsaid))
-    ranks = Known(np.array([rank or 0 for _, _, rank in own]), np.array([bool(rank) for _, _, rank in own]))
-    floored = [n for n, (_, value, _) in enumerate(own) if value is not None and value <= STAND_IN]
-    flags = [Flag(kind="floored_logprob", column="logprobs", index=n) for n in floored]
-    columns: dict[str, Any] = {"logprobs": values, "logprob_kind": kind, "ranks": ranks if ranks.known.any() else None}
-    if any(listed) and all(token is not None for place in listed for token, _ in place):
-        found, more = _heads(listed, tokens, request, whole=said.content is None, behavior=kind == "behavior")
-        flags += more
-        columns.update(heads=found, head_kind=None if found is None else kind)
-    return {**columns, "flags": tuple(flags)}
-
-
-def _heads(listed: Sequence[Any], tokens: Ints, request: Mapping[str, Any], *, whole: bool, behavior: bool) -> Any:
-    """Heads of the listed ids.
-
-    vLLM puts the drawn token first. Of completions it then lists the k likeliest; of chats and token ids it cuts the
-    list at k, so that where the drawn one stands before a likelier one, only the k - 1 likeliest are sure to be there.
-    In a behavior distribution a stand-in pads the list with ids of no meaning.
-    """
-    asked = settings_of(request)
-    if asked.get("logprob_token_ids"):
-        return None, []
-    size = asked.get("logprobs" if whole or "sampling_params" in request else "top_logprobs")
-    size = whole_number(size)  # true is none
-    size = max(map(len, listed)) if size is None or size < 0 else size
-    if not whole and any(_put_first(place, token) for place, token in zip(listed, tokens.tolist(), strict=True)):
-        size -= 1
-        listed = [sorted(place, key=lambda pair: -pair[1])[:size] for place in listed]
-    if size < 1:
-        return None, []
-    flat = [pair for place in listed for pair in place]
-    values = np.array([value for _, value in flat], np.float64)
-    if behavior:
-        values[values <= STAND_IN] = -np.inf
-    made = entries([len(place) for place in listed], [token for token, _ in flat], values)
-    return heads(made, size=size, tokens=tokens, impossible=not behavior)
-
-
-def _put_first(place: Sequence[tuple[int, float]], token: int) -> bool:
-    """Whether the drawn token stands before a likelier one."""
-    return bool(place) and place[0][0] == token and any(value > place[0][1] for _, value in place)
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
 def _npy(text: str) -> Any:
-    """The array of base64-encoded `.npy` bytes. Pickled objects are refused (ValueError)."""
-    return np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    """The array of base64-encoded `.npy` bytes. Raises ValueError on anything else, pickled objects too."""
+    data = base64.b64decode(text, validate=True)
+    if not data.startswith(b"\x93NUMPY"):
+        raise ValueError(f"routed_experts: wanted an array as .npy, got {data[:8]!r}")
+    return np.load(io.BytesIO(data), allow_pickle=False)

@@ -139,6 +139,7 @@ def replies(
     made: list[Reply] = []
     for output, asked in paired(outputs, params):
         group = uuid7()
+        _require_places([completion.index for completion in output.outputs], asked)
         made += [_reply(output, [completion], asked, group, how) for completion in output.outputs]
     return made
 
@@ -176,6 +177,7 @@ def stream_replies(
     that came, with no finish and no weight versions.
     """
     how, group = _How(configuration, number, cache_state, None), uuid7()
+    _require_places(list({completion.index for chunk in chunks for completion in chunk.outputs}), params)
     whole = next((chunk for chunk in reversed(chunks) if chunk.prompt_token_ids is not None), None)
     return [_reply(whole or chunks[-1], parts, params, group, how) for parts in _parts(chunks, params)]
 
@@ -218,6 +220,15 @@ def paired(outputs: Any, params: Any) -> list[tuple[Any, Any]]:
     if len(asked) != len(several):
         raise ValueError(f"params: wanted one for all or {len(several)}, one for each output, got {len(asked)}")
     return list(zip(several, asked, strict=True))
+
+
+def _require_places(indices: Sequence[Any], params: Any) -> None:
+    """Raise ValueError unless the indices of completions are different places among those that were asked for."""
+    asked = getattr(params, "n", None)
+    wrong = [n for n in indices if not isinstance(n, int) or n < 0 or (asked is not None and n >= asked)]
+    if wrong or len(set(indices)) < len(indices):
+        last = "up" if asked is None else f"to {asked - 1}"
+        raise ValueError(f"index: wanted another one from 0 {last} of each completion, got {list(indices)}")
 
 
 def _fields(fields: Fields | None, output: Any, completion: Any) -> Mapping[str, Any]:
