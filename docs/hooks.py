@@ -1,4 +1,4 @@
-"""What the site needs beside docs/: the pages of spec/, and links that fit where the pages come to lie."""
+"""What the site needs beside docs/: the pages of spec/, links that fit where the pages come to lie, and one picture."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """In the repository spec/ lies beside docs/, on the site below it. What is no page of the site is no link."""
+    """In the repository spec/ lies beside docs/, on the site below it. What is no page of the site is no link.
+
+    The picture of a record stands in its page, where it takes the page's colours and can be read aloud.
+    """
+    markdown = re.sub(r"!\[[^\]]*\]\((one_rollout\.svg)\)", _figure, markdown)
     if page.file.src_uri.startswith("spec/"):
         markdown = markdown.replace("](../docs/", "](../").replace("[vectors/](vectors)", "`spec/vectors/`")
     else:
         markdown = re.sub(r"\]\((\.\./)?\.\./spec/", r"](\1spec/", markdown)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:README|ARCHITECTURE|CONTRIBUTING|CHANGELOG)\.md\)", r"\1", markdown)
+
+
+def _figure(image: re.Match[str]) -> str:
+    return f"<figure>\n{(ROOT / 'docs' / image[1]).read_text(encoding='utf-8')}</figure>"

@@ -12,6 +12,7 @@ import typer
 
 from rollstore import __version__
 from rollstore.cli import (
+    bench,
     check_tokens,
     console,
     data,
@@ -29,10 +30,12 @@ from rollstore.cli import (
     view,
 )
 from rollstore.cli.command import Command
+from rollstore.cli.completion import answer_at_once
 from rollstore.cli.defaults import default_map
 from rollstore.cli.failure import BAD_USE, Commands
 from rollstore.schema import VERSION
 
+answer_at_once()
 app = typer.Typer(
     name="rollstore",
     cls=Commands,
@@ -55,6 +58,7 @@ for commands in (
     report,
     view,
     check_tokens,
+    bench,
 ):
     for one in commands.app.registered_commands:
         one.cls = Command

@@ -126,7 +126,10 @@ def _importer(form: From) -> Any:
 def _tell(report: Report) -> None:
     for path, counts in report.files.items():
         there = f", {counts.present:,} were there" if counts.present else ""
-        bad = f", {counts.refused:,} refused" if counts.refused else ""
+        refused = counts.refused - counts.unread
+        bad = f", {refused:,} refused" if refused else ""
+        if counts.unread:
+            bad += f"; the {'rest of the file' if counts.read else 'file'} refused"
         console.emit(visible(f"{path}: {counts.read:,} records: {counts.taken:,} taken{there}{bad}"))
     rows = ", ".join(f"{count:,} rows of {name}" for name, count in report.rows.items())
     console.emit(visible(f"{report.store}: {rows or 'nothing new'}"))

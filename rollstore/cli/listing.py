@@ -26,22 +26,25 @@ _NEWEST = """
     {limit}
 """
 
+# A rollout's reward and ending are those of its last segment; its run, group and step each of the first segment that
+# has one. The oldest version is known where each segment that drew anything knows its own.
 _LISTED = """
     select
         rollout_id,
         count(*) as segments,
         sum(len(tokens))::bigint as tokens,
         sum(len(list_filter(action_mask, lambda drawn: drawn)))::bigint as actions,
-        min(weight_version_min) as weight_version_min,
+        case when bool_and(weight_version_min is not null or not list_contains(action_mask, true))
+            then min(weight_version_min) end as weight_version_min,
         max(weight_version_max) as weight_version_max,
         arg_max_null(ending, segment) as ending,
         arg_max_null(ending_reason, segment) as ending_reason,
         arg_max_null(reward, segment) as reward,
         arg_max_null(reward_status, segment) as reward_status,
-        any_value(run_id) as run_id,
-        any_value(step) as step,
-        any_value(group_id) as group_id,
-        any_value(sample_index) as sample_index,
+        arg_min(run_id, segment) as run_id,
+        arg_min(step, segment) as step,
+        arg_min(group_id, segment) as group_id,
+        arg_min(sample_index, segment) as sample_index,
         max(written_at) as written_at
     from rollouts
     where rollout_id in (select unnest($ids))

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from rollstore.exchange.intake import Intake, Options, Paths, Progress, Report
 from rollstore.exchange.pieces import Texts, metadata
-from rollstore.exchange.records import Made, Place, number, text
+from rollstore.exchange.records import Made, Place, number
 from rollstore.store.store import Store
 
 MISSING = "token ids and what was drawn (text only), log-probs, weight versions of a row, steps, endings"
@@ -33,11 +33,12 @@ def import_areal(
 
 
 def _row(record: dict[str, Any], place: Place, texts: Texts) -> Made:
-    prompt, completion = (text(record.get(name), name) for name in ("prompt", "completion"))
     task = record.get("task_id")
-    made = texts.rollout(
+    made = texts.answered(
         place,
-        [("prompt", prompt), ("assistant", completion)],
+        record,
+        "prompt",
+        "completion",
         group_id=None if task is None else str(task),
         sample_index=record.get("sample_idx"),
         reward=number(record.get("reward"), "reward"),

@@ -197,6 +197,7 @@ class Intake:
 
     def _refuse(self, path: str, record: Record, reason: str, counts: Counts) -> None:
         counts.refused += 1
+        counts.unread += record.row is None
         self._rejects.add(path, record, reason)
 
 

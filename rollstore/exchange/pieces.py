@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollstore.exchange.records import Place, first_line, refuse
+from rollstore.exchange.records import Place, first_line, refuse, text
 from rollstore.replay.tokens import template_fingerprint, tokenizer_fingerprint
 from rollstore.schema import Flag, Known, Rollout, Span
 from rollstore.schema.text import to_json
@@ -112,6 +112,14 @@ class Texts:
         roles = [role for role, _ in parts]
         said = [{"role": role, "content": text} for role, text in parts]
         return self._made(place, ids, roles, messages=json.dumps(said), **columns)
+
+    def answered(self, place: Place, record: dict[str, Any], prompt: str, answer: str, **columns: Any) -> Rollout:
+        """A prompt and the answer to it, in the fields of a record that have these names.
+
+        Raises UnsupportedRecordError where one of them is no text.
+        """
+        roles = {"prompt": prompt, "assistant": answer}
+        return self.rollout(place, [(role, text(record.get(name), name)) for role, name in roles.items()], **columns)
 
     def chat(self, place: Place, messages: Sequence[dict[str, Any]], tools: Any = None, **columns: Any) -> Rollout:
         """Messages through the tokenizer's chat template, a span each where the template lets them be told apart.

@@ -22,12 +22,17 @@ CAUSES = 50
 
 @dataclass
 class Counts:
-    """Records of a file: how many there were, were taken, were in the store before, and were refused."""
+    """Records of a file: how many there were, were taken, were in the store before, and were refused.
+
+    unread: what was refused and is no record: the file, or the rest of it, where it cannot be read. So `read` and
+    `unread` together are `taken`, `present` and `refused` together.
+    """
 
     read: int = 0
     taken: int = 0
     present: int = 0
     refused: int = 0
+    unread: int = 0
 
 
 @dataclass
@@ -47,7 +52,8 @@ class Report:
     def total(self) -> Counts:
         """All files together."""
         each = self.files.values()
-        return Counts(*(sum(getattr(one, name) for one in each) for name in ("read", "taken", "present", "refused")))
+        names = ("read", "taken", "present", "refused", "unread")
+        return Counts(*(sum(getattr(one, name) for one in each) for name in names))
 
 
 class Options(TypedDict, total=False):

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from rollstore.exchange.intake import LINES, Intake, Options, Paths, Progress, Report
 from rollstore.exchange.pieces import Texts, metadata
-from rollstore.exchange.records import Made, Place, number, text
+from rollstore.exchange.records import Made, Place, number
 from rollstore.exchange.source import expand
 from rollstore.store.store import Store
 
@@ -39,12 +39,13 @@ def import_skyrl(
 
 
 def _row(record: dict[str, Any], place: Place, texts: Texts) -> Made:
-    prompt, response = (text(record.get(name), name) for name in ("input_prompt", "output_response"))
     score = record.get("score")
     by_token = isinstance(score, list)
-    made = texts.rollout(
+    made = texts.answered(
         place,
-        [("prompt", prompt), ("assistant", response)],
+        record,
+        "input_prompt",
+        "output_response",
         environment=record.get("env_class"),
         reward=None if by_token else number(score, "score"),
         # `stop` is said of the last request, which in a conversation of several turns is not the task's end.

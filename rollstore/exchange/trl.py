@@ -19,7 +19,7 @@ from rollstore.exchange.chat import messages
 from rollstore.exchange.folder import STAGED, Exported, Written, about, new_file, new_folder
 from rollstore.exchange.intake import Intake, Options, Paths, Progress, Report
 from rollstore.exchange.pieces import Texts, metadata
-from rollstore.exchange.records import Made, Place, Record, first_line, made, number, text
+from rollstore.exchange.records import Made, Place, Record, first_line, made, number
 from rollstore.exchange.segments import rollouts, trained
 from rollstore.exchange.source import expand, fingerprint, opened
 from rollstore.schema import Rollout
@@ -122,8 +122,7 @@ def _row(record: dict[str, Any], place: Place, scores: list[str], texts: Texts) 
         # Parquet gives every message the fields of all: a null one was never there.
         rollout = texts.chat(place, [{k: v for k, v in one.items() if v is not None} for one in said], **columns)
     else:
-        parts = [("prompt", text(prompt, "prompt")), ("assistant", text(completion, "completion"))]
-        rollout = texts.rollout(place, parts, **columns)
+        rollout = texts.answered(place, record, "prompt", "completion", **columns)
     judged = [_score(rollout.rollout_id, name, number(record.get(name), name)) for name in scores]
     return Made(rollouts=[rollout], scores=judged)
 

@@ -16,7 +16,7 @@ import msgspec
 from rollstore.exchange.folder import STAGED, Exported, Written, about, new_folder, sync
 from rollstore.exchange.intake import LINES, Intake, Options, Paths, Progress, Report
 from rollstore.exchange.pieces import Texts, metadata
-from rollstore.exchange.records import Made, Place, Record, number, text
+from rollstore.exchange.records import Made, Place, Record, number
 from rollstore.exchange.segments import Decoder, rollouts
 from rollstore.exchange.source import expand, opened
 from rollstore.schema import Rollout
@@ -108,10 +108,11 @@ def _refused() -> Iterator[Record]:
 
 
 def _row(record: dict[str, Any], place: Place, texts: Texts) -> Made:
-    parts = [("prompt", text(record.get("input"), "input")), ("assistant", text(record.get("output"), "output"))]
-    made = texts.rollout(
+    made = texts.answered(
         place,
-        parts,
+        record,
+        "input",
+        "output",
         step=record.get("step"),
         reward=number(record.get("score"), "score"),
         metadata=metadata(record, ("input", "output", "score", "step")),

@@ -234,12 +234,12 @@ def difference_lines(first: Difference) -> list[str]:
     for name, odds in (("a", first.a), ("b", first.b)):
         noised = "" if first.noise_gap is None else f", with noise {_margin(odds.noised_bounds(first.noise_gap))}"
         out.append(
-            f"  in {name} ({odds.source}): log-probs {_number(odds.logprob_a)} and {_number(odds.logprob_b)}: "
+            f"  in {name} ({odds.source}): log-probs {number_text(odds.logprob_a)} and {number_text(odds.logprob_b)}: "
             f"b over a {_margin(odds.margin_bounds)}{noised}"
         )
     if first.noise_gap is not None:
         out.append(f"  noise gap {first.noise_gap:.4g} in favour of a")
-    return [*out, f"  gap {_number(first.gap)}, tolerance {first.tolerance:.3g}"]
+    return [*out, f"  gap {number_text(first.gap)}, tolerance {first.tolerance:.3g}"]
 
 
 def plain(value: Any) -> Any:
@@ -253,14 +253,20 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A log-prob or a gap for a person."""
     return "unknown" if value is None else f"{value:.4g}"
 
 
-def _margin(bounds: tuple[float, float]) -> str:
+def margin_text(bounds: tuple[float, float]) -> str | None:
+    """What is known of a margin, for a person; None where nothing is."""
     low, high = bounds
     if low == high:
-        return f"by {low:.4g}"
+        return f"{low:.4g}"
     if math.isfinite(high):
-        return f"by at most {high:.4g}"
-    return f"by at least {low:.4g}" if math.isfinite(low) else "by an unknown margin"
+        return f"at most {high:.4g}"
+    return f"at least {low:.4g}" if math.isfinite(low) else None
+
+
+def _margin(bounds: tuple[float, float]) -> str:
+    return f"by {margin_text(bounds) or 'an unknown margin'}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from rollstore.replay.compare import Comparison
-from rollstore.replay.difference import Difference
+from rollstore.replay.difference import Difference, margin_text, number_text
 from rollstore.view import markup
 
 
@@ -46,8 +45,8 @@ def _candidates(first: Difference, words: Mapping[int, str]) -> str:
     rows = [
         [
             f"in {name} ({markup.text(odds.source)})",
-            _number(odds.logprob_a),
-            _number(odds.logprob_b),
+            number_text(odds.logprob_a),
+            number_text(odds.logprob_b),
             _margin(odds.margin_bounds),
         ]
         + ([_margin(odds.noised_bounds(first.noise_gap))] if first.noise_gap is not None else [])
@@ -58,7 +57,7 @@ def _candidates(first: Difference, words: Mapping[int, str]) -> str:
     if first.noise_gap is not None:
         head.append("with noise")
         noise = f"noise gap {first.noise_gap:.4g} in favour of a · "
-    gap = f"gap {_number(first.gap)}, tolerance {first.tolerance:.3g}"
+    gap = f"gap {number_text(first.gap)}, tolerance {first.tolerance:.3g}"
     return f'<div>{markup.table(head, rows, right=frozenset({1, 2, 3, 4}))}<p class="note">{noise}{gap}</p></div>'
 
 
@@ -70,14 +69,5 @@ def _word(token: int, words: Mapping[int, str]) -> str:
     return f"{token} '{words[token][:40]}'" if token in words else str(token)
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
-
-
 def _margin(bounds: tuple[float, float]) -> str:
-    low, high = bounds
-    if low == high:
-        return f"{low:.4g}"
-    if math.isfinite(high):
-        return f"at most {high:.4g}"
-    return f"at least {low:.4g}" if math.isfinite(low) else "unknown"
+    return margin_text(bounds) or "unknown"

@@ -37,14 +37,17 @@ _KEPT = (
     "written_row",
 )  # fmt: skip
 
-# A rollout's reward and ending are those of its last segment.
+# A rollout's reward and ending are those of its last segment; its run, environment, group and step each of the first
+# segment that has one. The oldest version is known where each segment that drew anything knows its own.
 _LISTED = """
 CREATE OR REPLACE TABLE listed AS
 SELECT rollout_id,
-    any_value(run_id) AS run_id, any_value(environment) AS environment, any_value(group_id) AS group_id,
-    any_value(sample_index) AS sample_index, any_value(step) AS step, count(*) AS segments,
+    arg_min(run_id, segment) AS run_id, arg_min(environment, segment) AS environment,
+    arg_min(group_id, segment) AS group_id, arg_min(sample_index, segment) AS sample_index,
+    arg_min(step, segment) AS step, count(*) AS segments,
     sum(tokens)::BIGINT AS tokens, sum(actions)::BIGINT AS actions,
-    min(weight_version_min) AS version_min, max(weight_version_max) AS version_max,
+    CASE WHEN bool_and(weight_version_min IS NOT NULL OR actions = 0) THEN min(weight_version_min) END AS version_min,
+    max(weight_version_max) AS version_max,
     arg_max_null(ending, segment) AS ending, arg_max_null(ending_reason, segment) AS ending_reason,
     arg_max_null(reward, segment) AS reward, arg_max_null(reward_status, segment) AS reward_status,
     max(written_at) AS written_at, max(written_row) AS written_row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollstore.errors import NotFoundError
 from rollstore.view import markup
 from rollstore.view.chart import Point, chart
 from rollstore.view.links import address, link
@@ -39,9 +40,11 @@ def trend_page(listing: Listing, chosen: Filter) -> str:
 
 
 def rollouts_page(listing: Listing, chosen: Filter, *, order: str = "newest", page: int = 0) -> str:
-    """A page of rollouts, each leading to its own and to its group."""
+    """A page of rollouts, each leading to its own and to its group. Raises NotFoundError for a page behind the last."""
     total, rows = listing.totals(chosen)["rollouts"], listing.rollouts(chosen, order=order, page=page)
     where: dict[str, Any] = {**chosen.query(), "order": order}
+    if page and not rows:
+        raise NotFoundError(f"page: wanted one of 0 to {max(total - 1, 0) // PAGE} (from 0), got {page}")
     first = page * PAGE
     told = f"{first + 1:,} to {first + len(rows):,} of {total:,}" if rows else f"none of {total:,}"
     ways = [link("trend", "/", **chosen.query()), text(told)]

@@ -113,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
             return HTTPStatus.NOT_FOUND, problem_page(404, f"no page {asked.path}")
         for name in ("page", "step", "first"):  # also where the page does not look at them
             _whole(given, name)
+        if _whole(given, "page") and serve is not _rollouts:
+            raise NotFoundError(f"page: wanted none, since {asked.path} is one page, got {given['page']}")
         return HTTPStatus.OK, serve(self.server, given)
 
     def _send(self, status: int, page: str, *, body: bool = True) -> None:

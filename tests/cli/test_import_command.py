@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +39,7 @@ def test_it_makes_the_store_and_says_what_was_taken_and_refused_and_why(tmp_path
     ]
     assert [entry["row"] for entry in read_lines(tmp_path / "bad")] == [2]
     again = json.loads(run(*arguments, "--resume", "--json").stdout)
-    assert again["total"] == {"read": 3, "taken": 0, "present": 2, "refused": 1}
+    assert again["total"] == {"read": 3, "taken": 0, "present": 2, "refused": 1, "unread": 0}
     assert again["report"]["causes"] == {"line: wanted JSON": 1}
     assert run("sql", store, "SELECT count(*) AS n FROM rollouts", "--format", "csv").stdout.split() == ["n", "2"]
 
@@ -102,3 +105,22 @@ def test_exports_of_rollouts_only_take_no_other_table(store: str, tmp_path: Path
     result = run("export", "tinker", store, str(tmp_path / "out"), "--table", "scores")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "export tinker: --table: wanted none, it holds rollouts only, got scores" in result.stderr
+
+
+def test_of_a_file_that_ends_too_early_the_counts_add_up_and_the_rest_is_said_apart(tmp_path: Path, run: Run) -> None:
+    letters = random.Random(0)
+    rows = [{**GOOD, "rollout_id": str(n), "metadata": {"noise": letters.randbytes(3000).hex()}} for n in range(100)]
+    whole = gzip.compress(write_lines(tmp_path / "a.jsonl", [rows[0], "no", *rows[1:]]).read_bytes())
+    file = tmp_path / "cut.jsonl.gz"
+    file.write_bytes(whole[: len(whole) // 2])
+    result = run("import", "jsonl", str(file), "--store", str(tmp_path / "new"))
+    assert result.exit_code == 1
+    told = re.match(r".*: (\d+) records: (\d+) taken, (\d+) refused; the rest of the file refused\n", result.stdout)
+    assert told is not None, result.stdout
+    read, taken, refused = map(int, told.groups())
+    assert (refused, read) == (1, taken + 1)
+    assert taken > 20
+    pickle = tmp_path / "batch.pkl"
+    pickle.write_bytes(b"\x80\x04K\x01.")
+    dump = run("import", "slime", str(pickle), "--store", str(tmp_path / "new"))
+    assert (dump.exit_code, dump.stdout.splitlines()[0]) == (1, f"{pickle}: 0 records: 0 taken; the file refused")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
 
-from rollstore import Rollout
 from rollstore.cli import app
 from rollstore.schema import to_table
+from tests.docs import picture
 
 DOCS = Path(__file__).parents[2] / "docs"
+FILES = {"json": "dump.jsonl", "toml": "fields.toml"}
+"""The files that the quickstart shows."""
+NS = "{http://www.w3.org/2000/svg}"
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -35,49 +39,38 @@ def test_the_quickstart_runs_in_an_empty_folder_and_shows_what_it_says(
             exec(compile(text, "quickstart.md", "exec"), names)
         elif language == "text":
             assert shown == text
+        elif language in FILES:
+            (tmp_path / FILES[language]).write_text(text, encoding="utf-8")
         elif not text.startswith("pip install"):
             program, *arguments = shlex.split(text)
             assert program == "rollstore"
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, result.stderr
             shown, commands = result.stdout, commands + 1
-    assert commands == 3
+    assert commands == 5
     printed = capsys.readouterr().out
     assert "2-1" in printed
     assert float(printed.split()[-1]) == pytest.approx(0.0, abs=1e-6)  # one step from the policy that drew
 
 
 def test_the_picture_of_a_rollout_is_the_record_below_it() -> None:
-    (picture,) = (text for language, text in blocks("concepts.md") if language == "text")
-    (code,) = (text for language, text in blocks("concepts.md") if language == "python")
-    names: dict[str, Rollout] = {}
-    exec(compile(code, "concepts.md", "exec"), names)
-    record = names["rollout"]
+    """`python -m tests.docs.picture` draws it again. Each value of an action stands under its token."""
+    record = picture.record()
     to_table([record])  # else it raises
-
-    def row(name: str) -> list[str]:
-        (line,) = re.findall(rf"^{name} +[TAH] +(.*)$", picture, re.MULTILINE)
-        return line.replace("|", " ").split()
-
-    assert [int(word) for word in row("tokens")] == record.tokens.tolist()
-    assert [word == "x" for word in row("action_mask")] == record.action_mask.tolist()
-    assert [
-        None if word == "?" else pytest.approx(float(word)) for word in row("logprobs")
-    ] == record.logprobs.to_list()
-    assert [int(word) for word in row("weight_versions")] == record.weight_versions.to_list()
-    assert [word == "x" for word in row("trainable")] == record.trainable.tolist()
-    assert [int(word) for word in row("head_counts")] == record.heads.counts.tolist()
-    assert [int(word) for word in row("head_tokens")] == record.heads.tokens.tolist()
-    assert [pytest.approx(float(word)) for word in row("head_logprobs")] == record.heads.logprobs.tolist()
-    bars = [n for n, sign in enumerate(re.search(r"^spans.*$", picture, re.MULTILINE)[0]) if sign == "|"]
-    starts = [*(span.start for span in record.spans), len(record.tokens)]
-    assert bars == [bars[0] + 5 * start for start in starts]
-    # Each value of an action stands under its place in the mask.
-    mask = re.search(r"^action_mask.*$", picture, re.MULTILINE)[0]
-    places = [n for n, sign in enumerate(mask) if sign == "x"]
-    for name in ("action", "weight_versions", "trainable", "head_counts"):
-        line = re.search(rf"^{name} .*$", picture, re.MULTILINE)[0]
-        assert all(line[place] != " " for place in places), name
+    drawn = picture.SVG.read_text(encoding="utf-8")
+    assert drawn == picture.drawing(record)
+    texts = [
+        (float(one.get("x")), float(one.get("y")), one.text) for one in ElementTree.fromstring(drawn).iter(f"{NS}text")
+    ]
+    below: dict[str, list[str]] = {}
+    for x, _, text in sorted(texts, key=lambda one: one[1]):
+        below.setdefault(f"{x:g}", []).append(text or "")
+    columns = [below[f"{picture.LEFT + picture.CELL * (position + 0.5):g}"] for position in range(10)]
+    assert columns[0] == ["0", "12", "0"]
+    assert columns[4] == ["4", "50", "1", "0", "−0.40", "7", "1", "2", "50", "9", "−0.40", "−1.50"]
+    assert columns[5] == ["5", "51", "1", "1", "?", "8", "1", "2", "51", "4", "−0.20", "−2.00"]
+    assert columns[8] == ["8", "52", "1", "2", "−1.25", "8", "1", "0"]
+    assert columns[9] == ["9", "2", "1", "3", "−0.01", "8", "0", "1", "2", "−0.01"]
 
 
 @pytest.mark.parametrize(("page", "count"), [("recipes.md", 5), ("recipes-limits.md", 4)])

@@ -175,9 +175,11 @@ def test_of_a_file_that_was_cut_short_the_whole_lines_are_taken_and_it_is_said(
     report = import_jsonl(store, [tmp_path / "cut", tmp_path / "flipped", after], rejects=tmp_path / "bad")
     cut, flipped, last = report.files.values()
     assert 0 < cut.taken < 200
-    assert cut.refused == 1
+    assert (cut.refused, cut.unread) == (1, 1)
     assert flipped.refused >= 1
-    assert last.taken == 1
+    assert (last.taken, last.unread) == (1, 0)
+    for counts in (cut, flipped, last, report.total):
+        assert counts.read + counts.unread == counts.taken + counts.present + counts.refused
     said = read_lines(tmp_path / "bad")[0]
     assert (said["row"], said["reason"]) == (
         None,

@@ -70,6 +70,8 @@ def test_a_page_comes_with_a_strict_policy_and_is_not_for_frames(served: Pages) 
         ("/rollouts?reward_min=many", 400, "reward_min: wanted a number, got &#x27;many&#x27;"),
         ("/rollouts?version=99999999999999999999", 400, "version: wanted a number of 64 bits"),
         ("/rollouts?page=-1", 400, "page: wanted a whole number, got &#x27;-1&#x27;"),
+        ("/rollouts?page=99999999", 404, "page: wanted one of 0 to "),
+        ("/?page=99999999", 404, "page: wanted none, since / is one page, got 99999999"),
         ("/?page=-1", 400, "page: wanted a whole number, got &#x27;-1&#x27;"),
         ("/?step=abc", 400, "step: wanted a whole number, got &#x27;abc&#x27;"),
         ("/rollouts?order=random()", 400, "order: wanted one of newest; step;"),
