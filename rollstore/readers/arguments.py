@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 
+WORD = (1 << 64) - 1
+"""The most that a seed can be, or an epoch: both are keys of 64 bits."""
 
-def whole(name: str, value: Any, least: int | None = None) -> None:
-    """Raises ValueError on what is no whole number of at least `least`."""
+
+def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
+    """Raises ValueError on what is no whole number of at least `least` and at most `most`."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or (least is not None and value < least):
         of = "" if least is None else f" of at least {least}"
         raise ValueError(f"{name}: wanted a whole number{of}, got {value!r}")
+    if most is not None and value > most:
+        raise ValueError(f"{name}: wanted a whole number of at most {most}, got {value!r}")
 
 
 def limits(tokens_per_batch: Any, rollouts_per_batch: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,17 +17,16 @@ from rollstore.readers import arguments
 from rollstore.readers.arrivals import ORIGIN, Arrivals
 from rollstore.readers.filters import check_scalar
 from rollstore.readers.ledger import Ledger
+from rollstore.readers.waiting import NEEDED, Rollout, Row, Unit, gather, kept, release, rows_of, together
+from rollstore.store.lookup import content
 from rollstore.store.store import Store
-
-NEEDED = (
-    "rollout_id", "segment", "run_id", "step", "group_id", "group_size", "ending", "weight_version_min",
-    "weight_version_max", "action_mask", "trainable", *ORIGIN,
-)  # fmt: skip
-
 
 _LATE = "late: its group was closed"
 _NO_GROUP = 1 << 62
 """After every segment that has a group."""
+
+_Key: TypeAlias = str | tuple[Any, Any, Any]
+"""Of what is given together: the id of a rollout, or (run_id, step, group_id)."""
 
 
 def _utc() -> datetime:
@@ -84,70 +83,12 @@ class Rules:
         arguments.word("incomplete", self.incomplete, ("take", "leave_out"))
 
 
-@dataclass(kw_only=True)
-class _Rollout:
-    """A rollout that is arriving: its rows by segment."""
-
-    id: str
-    rows: dict[int, pa.RecordBatch] = field(default_factory=dict[int, pa.RecordBatch])
-
-    @property
-    def finished(self) -> bool:
-        last = max(self.rows)
-        return len(self.rows) == last + 1 and self.rows[last].column("ending")[0].as_py() != "continued"
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(row.column("action_mask")[0]) for row in self.rows.values())
-
-    def ordered(self) -> list[pa.RecordBatch]:
-        return [self.rows[segment] for segment in sorted(self.rows)]
-
-    def oldest(self) -> int | None:
-        """The version of the oldest action; None where that of some action is not known."""
-        return min(self._versions("weight_version_min"), default=None)
-
-    def _versions(self, name: str) -> list[int]:
-        """Of each segment that says it; none where one with actions does not."""
-        found: list[int] = []
-        for row in self.rows.values():
-            version = row.column(name)[0].as_py()
-            if version is None and pc.any(row.column("action_mask")[0].values).as_py():
-                return []
-            found += [] if version is None else [version]
-        return found
-
-    def summary(self) -> pa.Table:
-        """The last segment, with the versions of all."""
-        table = pa.Table.from_batches([self.rows[max(self.rows)]])
-        newest = max(self._versions("weight_version_max"), default=None)
-        for name, version in (("weight_version_min", self.oldest()), ("weight_version_max", newest)):
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, pa.array([version], pa.int64()))
-        return table
-
-
-@dataclass(kw_only=True)
-class _Unit:
-    """What is given together: a rollout, or a group of them. size: 0 while no member says it."""
-
-    size: int
-    since: float
-    tokens: int = 0
-    members: OrderedDict[str, _Rollout] = field(default_factory=OrderedDict[str, _Rollout])
-    enqueued_at: datetime | None = None
-
-    @property
-    def complete(self) -> bool:
-        return 0 < self.size <= sum(member.finished for member in self.members.values())
-
-
 class Follower:
     """Gives the rollouts of a store as they are finished, as tables of whole rollouts, each once in a training run.
 
     What became of each is a row of `uses`, written by `commit` once the trainer's step is safe; from them a follower
-    that is started again knows what was done. One follower a run at a time; rows that are being waited for are in
-    memory, a rollout at a time.
+    that is started again knows what was done. One follower a run at a time; what is being waited for is in memory, and
+    at most as much again of what came with it.
     """
 
     def __init__(
@@ -161,7 +102,7 @@ class Follower:
             arguments.whole("resume_step", resume_step)
         self._rules, self._clock = rules, clock or Clock()
         self._ledger = Ledger(store, train_run, resume_step, self._clock.date)
-        asked = "" if rules.where is None else str(rules.where)
+        self._where = "" if rules.where is None else str(rules.where)
         with store.snapshot() as snapshot:
             schema = snapshot.schema("rollouts")
         if rules.where is not None:
@@ -169,13 +110,22 @@ class Follower:
         if unknown := [name for name in columns if name not in schema.names]:
             raise ValueError(f"columns: rollouts has no column {', '.join(map(repr, unknown))}")
         # The text of an expression names every column it looks at; a name found by chance is only read in vain.
-        tested = [f.name for f in schema if f.name in asked and not pa.types.is_list(f.type)]
-        self._arrivals = Arrivals(store, [*dict.fromkeys([*columns, *NEEDED, *tested])])
-        self._rows: Iterator[pa.RecordBatch] = iter(())
-        self._coming: OrderedDict[Any, _Unit] = OrderedDict()
-        self._ready: list[_Unit] = []
-        self._closed: set[Any] = set()
-        self._placed: dict[str, tuple[int, Any]] = {}
+        self._tested = [f.name for f in schema if f.name in self._where and not pa.types.is_list(f.type)]
+        self._arrivals = Arrivals(store, [*dict.fromkeys([*columns, *NEEDED, *ORIGIN, *self._tested])])
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._coming: dict[_Key, Unit] = {}
+        self._touched: set[_Key] = set()
+        """of what is coming: what something came for since it was last looked at"""
+        self._earliest = math.inf
+        """when the first of what is coming came, or before"""
+        self._units = 0
+        self._ready: list[Unit] = []
+        self._queued: set[str] = set()
+        """ids of what is ready"""
+        self._fresh, self._current = 0, 0
+        """how much of what is ready, from its beginning, is known not to be stale, and at which version"""
+        self._closed: set[_Key] = set()
+        self._placed: dict[str, tuple[int, _Key]] = {}
 
     @property
     def attempt(self) -> int:
@@ -228,106 +178,134 @@ class Follower:
         """Look at the store until a full batch is ready; whether it is. Reads no further than it takes."""
         self._settle()
         while not self._enough():
-            batch = next(self._rows, None)
+            batch = next(self._batches, None)
             if batch is None:
-                self._rows = self._arrivals.new()
-                batch = next(self._rows, None)
+                self._batches = together(self._arrivals.new())
+                batch = next(self._batches, None)
             if batch is None:
                 return False
-            for number in range(batch.num_rows):
-                self._arrive(batch.take(pa.array([number])))
+            self._arrive_all(rows_of(batch))
             self._settle()
         return True
 
-    def _arrive(self, row: pa.RecordBatch) -> None:
-        id_, segment, run, step, group = (
-            row.column(name)[0].as_py() for name in ("rollout_id", "segment", "run_id", "step", "group_id")
-        )
-        grouped = self._rules.whole_groups and group is not None
-        key = (run, step, group) if grouped else (None, None, id_)
-        if self._rules.whole_groups:
-            key = self._home(id_, segment, key)
-        if id_ in self._ledger.done:
+    def _arrive_all(self, rows: list[Row]) -> None:
+        """All of them, even where one is an error: they do not come again."""
+        conflicts: list[DuplicateError] = []
+        for row in rows:
+            try:
+                self._arrive(row)
+            except DuplicateError as error:
+                conflicts.append(error)
+        rows[0].block.arrived()
+        if conflicts:
+            raise conflicts[0]
+
+    def _arrive(self, row: Row) -> None:
+        key = self._home(row) if self._rules.whole_groups else row.id
+        if row.id in self._ledger.done:
             self._close(key)
             return
         if key in self._closed:
-            if all(id_ not in unit.members for unit in self._ready):
-                self._ledger.drop(id_, "discarded", _LATE, self._clock.date())
+            if row.id not in self._queued:
+                self._ledger.drop(row.id, "discarded", _LATE, self._clock.date())
+            if key in self._coming:  # earlier segments, which had no group
+                self._close(key)
             return
-        size = 1 if key == (None, None, id_) and not grouped else row.column("group_size")[0].as_py()
-        unit = self._coming.setdefault(key, _Unit(size=0, since=self._clock.now()))
-        unit.size = max(unit.size, size or 0)
-        rollout = unit.members.setdefault(id_, _Rollout(id=id_))
-        known = rollout.rows.get(segment)
-        if known is not None and not _same(known, row):
-            raise DuplicateError(f"{id_!r}, segment {segment}: wanted one content, got different ones")
-        rollout.rows.setdefault(segment, row)
+        unit = self._coming.get(key) or self._begin(key, self._clock.now())
+        unit.size = max(unit.size, 1 if isinstance(key, str) else row.size or 0)
+        rollout = unit.members.get(row.id)
+        if rollout is None:
+            rollout = unit.members[row.id] = Rollout(id=row.id)
+        known = rollout.rows.get(row.segment)
+        if known is None:
+            rollout.rows[row.segment] = row
+            row.hold()
+            self._touched.add(key)
+        elif content(known.content()) != content(row.content()):
+            raise DuplicateError(f"{row.id!r}, segment {row.segment}: wanted one content, got different ones")
 
-    def _home(self, id_: str, segment: int, key: Any) -> Any:
+    def _begin(self, key: _Key, since: float) -> Unit:
+        unit = self._coming[key] = Unit(number=self._units, since=since)
+        self._units, self._earliest = self._units + 1, min(self._earliest, since)
+        return unit
+
+    def _home(self, row: Row) -> _Key:
         """The group of a rollout's first segment that has one, so far; what is there of it moves along."""
-        rank = segment if key[2] != id_ or key[:2] != (None, None) else _NO_GROUP
-        first, placed = self._placed.get(id_, (rank, key))
-        if rank > first or id_ not in self._placed:
-            self._placed.setdefault(id_, (rank, key))
-            return self._placed[id_][1]
-        self._placed[id_] = (rank, key)
+        rank, key = (_NO_GROUP, row.id) if row.group is None else (row.segment, row.group)
+        first, placed = self._placed.setdefault(row.id, (rank, key))
+        if rank > first:
+            return placed
+        self._placed[row.id] = (rank, key)
         unit = self._coming.get(placed)
-        if key != placed and unit is not None and id_ in unit.members:
-            there = self._coming.setdefault(key, _Unit(size=0, since=unit.since))
-            there.members[id_] = unit.members.pop(id_)
+        if key != placed and unit is not None and row.id in unit.members:
+            there = self._coming.get(key) or self._begin(key, unit.since)
+            there.members[row.id] = unit.members.pop(row.id)
             if not unit.members:
                 del self._coming[placed]
         return key
 
-    def _close(self, key: Any) -> None:
+    def _close(self, key: _Key) -> None:
         """A member of this group is done, so the group was given before this start: what came first is late."""
         self._closed.add(key)
         unit = self._coming.pop(key, None)
-        for id_ in [] if unit is None else list(unit.members):
-            self._ledger.drop(id_, "discarded", _LATE, None)
+        if unit is not None:
+            self._drop(unit, list(unit.members), "discarded", _LATE)
 
     def _settle(self) -> None:
         """Move what is complete, or has waited long enough, to what is ready; drop what the rules leave out."""
-        now, wait = self._clock.now(), self._rules.group_wait
-        for key, unit in list(self._coming.items()):
-            overdue = wait is not None and now - unit.since >= wait and not unit.complete
-            if not unit.complete and not overdue:
-                continue
-            del self._coming[key]
-            self._closed.add(key)
+        complete = {key for key in self._touched if key in self._coming and self._coming[key].complete}
+        self._touched.clear()
+        closing = sorted(complete | self._overdue(), key=lambda key: self._coming[key].number)
+        units = [self._coming.pop(key) for key in closing]
+        self._closed.update(closing)
+        for key, unit in zip(closing, units, strict=True):
             unit.enqueued_at = self._clock.date()
-            if overdue:
+            if key not in complete:
                 self._close_incomplete(unit)
-            self._filter(unit)
-            unit.tokens = sum(member.tokens for member in unit.members.values())
+        self._filter(units)
+        for unit in units:
+            unit.measure()
             if unit.members and not self._oversize(unit):
                 self._ready.append(unit)
+                self._queued.update(unit.members)
 
-    def _close_incomplete(self, unit: _Unit) -> None:
-        there = sum(member.finished for member in unit.members.values())
+    def _overdue(self) -> set[_Key]:
+        """What has waited long enough."""
+        now, wait = self._clock.now(), self._rules.group_wait
+        if wait is None or now - self._earliest < wait:
+            return set()
+        found = {key for key, unit in self._coming.items() if now - unit.since >= wait}
+        self._earliest = min((unit.since for key, unit in self._coming.items() if key not in found), default=math.inf)
+        return found
+
+    def _close_incomplete(self, unit: Unit) -> None:
+        there, left_out = unit.finished, self._rules.incomplete == "leave_out" and unit.size > 0
         for id_, member in list(unit.members.items()):
-            if (self._rules.incomplete == "leave_out" and unit.size) or not member.finished:
-                what = f"its group has {there} of {unit.size}" if member.finished else "unfinished"
-                self._drop(unit, id_, "discarded", f"incomplete: {what} after {self._rules.group_wait} s")
+            finished = member.finished
+            if left_out or not finished:
+                what = f"its group has {there} of {unit.size}" if finished else "unfinished"
+                self._drop(unit, [id_], "discarded", f"incomplete: {what} after {self._rules.group_wait} s")
 
-    def _filter(self, unit: _Unit) -> None:
+    def _filter(self, units: list[Unit]) -> None:
         if self._rules.where is None:
             return
-        for id_, member in list(unit.members.items()):
-            if not member.summary().filter(self._rules.where).num_rows:
-                self._drop(unit, id_, "filtered", f"where: {self._rules.where}")
+        asked = iter(kept([one for unit in units for one in unit.members.values()], self._rules.where, self._tested))
+        for unit in units:
+            self._drop(unit, [id_ for id_ in unit.members if not next(asked)], "filtered", f"where: {self._where}")
 
-    def _oversize(self, unit: _Unit) -> bool:
+    def _oversize(self, unit: Unit) -> bool:
         budget = self._rules.tokens_per_batch
         if budget is None or unit.tokens <= budget:
             return False
-        for id_ in list(unit.members):
-            self._drop(unit, id_, "discarded", f"oversize: {unit.tokens} tokens, wanted at most {budget}")
+        what = f"oversize: {unit.tokens} tokens, wanted at most {budget}"
+        self._drop(unit, list(unit.members), "discarded", what)
         return True
 
-    def _drop(self, unit: _Unit, id_: str, disposition: str, reason: str) -> None:
-        del unit.members[id_]
-        self._ledger.drop(id_, disposition, reason, unit.enqueued_at)
+    def _drop(self, unit: Unit, ids: Sequence[str], disposition: str, reason: str) -> None:
+        for id_ in ids:
+            self._queued.discard(id_)
+            self._ledger.drop(id_, disposition, reason, unit.enqueued_at)
+        release([unit.members.pop(id_) for id_ in ids])
 
     # -- giving ---------------------------------------------------------------------------------------------------
 
@@ -350,44 +328,31 @@ class Follower:
     def _drop_stale(self) -> None:
         if self._rules.version is None or self._rules.max_lag is None:
             return
-        current, kept = self._rules.version(), list[_Unit]()
-        for unit in self._ready:
-            oldest = [member.oldest() for member in unit.members.values()]
-            known = [version for version in oldest if version is not None]
-            if len(known) == len(oldest) and current - min(known) <= self._rules.max_lag:
-                kept.append(unit)
+        current = self._rules.version()
+        if current != self._current:
+            self._fresh, self._current = 0, current
+        stay = self._ready[: self._fresh]
+        for unit in self._ready[self._fresh :]:
+            if unit.oldest is not None and current - unit.oldest <= self._rules.max_lag:
+                stay.append(unit)
                 continue
-            lag = f"lag {current - min(known)}" if len(known) == len(oldest) else "an unknown version"
-            for id_ in list(unit.members):
-                self._drop(unit, id_, "discarded", f"stale: {lag}, wanted at most {self._rules.max_lag}")
-        self._ready = kept
+            lag = "an unknown version" if unit.oldest is None else f"lag {current - unit.oldest}"
+            what = f"stale: {lag}, wanted at most {self._rules.max_lag}"
+            self._drop(unit, list(unit.members), "discarded", what)
+        self._ready, self._fresh = stay, len(stay)
 
-    def _take(self) -> list[_Unit]:
+    def _take(self) -> list[Unit]:
         self._drop_stale()
         count = self._fitting()
         chosen, self._ready = self._ready[:count], self._ready[count:]
+        self._fresh = max(0, self._fresh - count)
         return chosen
 
-    def _given(self, units: list[_Unit]) -> pa.Table:
-        at, rows = self._clock.date(), list[pa.RecordBatch]()
-        for unit in units:
-            for member in unit.members.values():
-                rows += member.ordered()
-                self._ledger.give(member.id, unit.enqueued_at, at, _actions(member))
-        return pa.Table.from_batches(rows).combine_chunks()
-
-
-def _actions(member: _Rollout) -> int:
-    """Actions that the record lets be trained on."""
-    count = 0
-    for row in member.rows.values():
-        allowed = row.column("trainable")[0]
-        chosen = allowed if allowed.is_valid else row.column("action_mask")[0]
-        count += pc.sum(chosen.values.cast(pa.int64())).as_py() or 0
-    return count
-
-
-def _same(first: pa.RecordBatch, second: pa.RecordBatch) -> bool:
-    """Whether two rows hold the same, but for where they were written."""
-    names = [name for name in first.schema.names if name not in ORIGIN]
-    return first.select(names).equals(second.select(names))
+    def _given(self, units: list[Unit]) -> pa.Table:
+        at, members = self._clock.date(), [(unit, member) for unit in units for member in unit.members.values()]
+        table = gather([row for _, member in members for row in member.ordered()])
+        for unit, member in members:
+            self._ledger.give(member.id, unit.enqueued_at, at, member.actions)
+            self._queued.discard(member.id)
+        release(member for _, member in members)
+        return table

@@ -71,7 +71,7 @@ class Ledger:
             same = {"train_run": self._run, "attempt": self.attempt, "train_step": self.step, "epoch": 0, **columns}
             if self._writer is None:
                 self._writer = self._store.writer(table="uses", source=self._run)
-            self._writer.append(_table([{**same, **row} for row in self._rows]))
+            self._writer.append(_table(self._rows, same))
             self._rows, self._unsafe = [], True
         self._writer.flush(sync=True)
         self.step, self._unsafe = self.step + 1, False
@@ -95,17 +95,13 @@ def _check(columns: dict[str, Any]) -> None:
             raise TypeError(f"{name}: wanted {known[name].type}, got {value!r}") from None
 
 
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
+def _table(rows: list[dict[str, Any]], same: dict[str, Any]) -> pa.Table:
+    """Rows of `uses`; `same`: what stands in each."""
     by_name = TABLES["uses"].by_name
-    return pa.table({name: pa.array([row[name] for row in rows], by_name[name].type) for name in _names(rows)})
-
-
-def _names(rows: list[dict[str, Any]]) -> list[str]:
-    found = dict.fromkeys(name for row in rows for name in row)
-    for row in rows:
-        for name in found:
-            row.setdefault(name, None)
-    return list(found)
+    columns = {name: pa.repeat(pa.scalar(value, by_name[name].type), len(rows)) for name, value in same.items()}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        columns[name] = pa.array([row.get(name) for row in rows], by_name[name].type)
+    return pa.table(columns)
 
 
 def _current(rows: pa.Table, attempts: pa.ChunkedArray) -> pa.Array:

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rollstore.readers import arguments
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 BLOCKS = 32
@@ -17,14 +19,16 @@ def epoch_order(weights: Ints, *, seed: int, epoch: int, window: int) -> tuple[I
     """(the order in which an epoch visits its units: int64 [n], a permutation; where windows begin in it: int64
     [windows + 1], from 0 to n).
 
-    weights [n]: size of each unit, in the order of the snapshot; seed and epoch: integers of at most 64 bits. Blocks of
-    neighbours, of `window` / 32 each, are shuffled first, then all units within windows of blocks that together weigh
-    at most `window` (or are one block): a reader that keeps one window in memory reads everything about once. A window
-    that holds everything, as of a small store, makes any order possible.
+    weights [n]: size of each unit, in the order of the snapshot; seed and epoch: integers from 0 to 2^64 - 1, others
+    raise ValueError. Blocks of neighbours, of `window` / 32 each, are shuffled first, then all units within windows of
+    blocks that together weigh at most `window` (or are one block): a reader that keeps one window in memory reads
+    everything about once. A window that holds everything, as of a small store, makes any order possible.
 
     The numbers are raw Philox4x64-10 words keyed by (seed, epoch), sorted: bit generators are stable over versions of
     numpy, its permutations are not.
     """
+    arguments.whole("seed", seed, 0, arguments.WORD)
+    arguments.whole("epoch", epoch, 0, arguments.WORD)
     count = len(weights)
     begins = (np.cumsum(weights) - weights) // max(1, window // BLOCKS)
     blocks = np.cumsum(np.diff(begins, prepend=begins[:1]) != 0)
@@ -38,7 +42,7 @@ def epoch_order(weights: Ints, *, seed: int, epoch: int, window: int) -> tuple[I
 
 
 def _words(seed: int, epoch: int, stream: int, count: int) -> npt.NDArray[np.uint64]:
-    key = np.array([seed % 2**64, epoch % 2**64], np.uint64)
+    key = np.array([seed, epoch], np.uint64)
     counter = np.array([0, 0, 0, stream], np.uint64)
     words: Any = np.random.Philox(key=key, counter=counter).random_raw(count)
     return words

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rollstore.readers import order
 from rollstore.readers.order import Ints
@@ -48,7 +49,7 @@ class Plan:
 
 def plan(
     tokens: Ints,
-    fits: Ints,
+    fits: npt.NDArray[np.bool_],
     *,
     seed: int,
     epoch: int,

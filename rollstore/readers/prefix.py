@@ -63,17 +63,18 @@ def _sees(query: Tensor, key: Tensor, end: Tensor) -> Tensor:
 def share_prefixes(batch: TokenBatch, *, within: Tensor | None = None) -> Shared:
     """Pack the rows of a batch as prefix trees: a group shares its prompt, forks share what they have in common.
 
-    within: [B] labels; only rows with the same one share. Left out, all rows do that begin with the same ids: give
-    labels where equal ids do not mean equal input, as with images. Takes a batch from `collate`, on any device; the
-    trees are built on the host, a row at a time. Hidden states of a causal model under the mask are those of the
-    unshared rows: rotary and absolute positions come from `position_ids`. Raises ValueError on labels of another shape.
+    within: [B] labels; only rows with the same one share. Left out, all rows do that begin with the same ids, up to the
+    first placeholder of an image or other media: equal ids do not mean equal input there, and labels have to say that
+    it is. Takes a batch from `collate`, on any device; the trees are built on the host, a row at a time. Hidden states
+    of a causal model under the mask are those of the unshared rows: rotary and absolute positions come from
+    `position_ids`. Raises ValueError on labels of another shape.
     """
     if within is not None and tuple(within.shape) != (batch.rows,):
         raise ValueError(f"within: wanted a label for each of {batch.rows} rows, got shape {tuple(within.shape)}")
     tokens: Ints = batch.tokens.cpu().numpy()
     bounds: Ints = batch.cu_seqlens.cpu().numpy().astype(np.int64)
     labels: Ints = np.zeros(batch.rows, np.int64) if within is None else within.cpu().numpy().astype(np.int64)
-    order, common = _neighbours(tokens, bounds, labels)
+    order, common = _neighbours(tokens, bounds, labels, _limits(batch, bounds) if within is None else np.diff(bounds))
     lengths = np.diff(bounds)[order]
     starts = np.concatenate([[0], np.cumsum(lengths - common)])
     count = int(starts[-1])
@@ -108,17 +109,29 @@ def share_prefixes(batch: TokenBatch, *, within: Tensor | None = None) -> Shared
     )
 
 
-def _neighbours(tokens: Ints, bounds: Ints, labels: Ints) -> tuple[Ints, Ints]:
-    """(rows in the order of their tokens, how many tokens each has in common with the one before it) int64 [B]."""
-    # Big-endian bytes compare as the ids do, so sorting rows is sorting texts.
-    keys = [tokens[begin:end].astype(">i8").tobytes() for begin, end in pairwise(bounds)]
+def _limits(batch: TokenBatch, bounds: Ints) -> Ints:
+    """int64 [B]: how many tokens of each row come before its first placeholder of media, of which ids say nothing."""
+    if batch.media is None:
+        return np.diff(bounds)
+    marked: Ints = np.append(np.flatnonzero(batch.media.cpu().numpy()), bounds[-1])
+    return np.minimum(marked[np.searchsorted(marked, bounds[:-1])], bounds[1:]) - bounds[:-1]
+
+
+def _neighbours(tokens: Ints, bounds: Ints, labels: Ints, limits: Ints) -> tuple[Ints, Ints]:
+    """(rows in the order of their tokens, how many tokens each has in common with the one before it, none of them past
+    the limit of either) int64 [B]."""
+    # Big-endian bytes compare as the ids do, so sorting rows is sorting texts; a limit stands after every id.
+    keys = [
+        tokens[begin : begin + limit].astype(">i8").tobytes() + (b"" if begin + limit == end else b"\xff")
+        for (begin, end), limit in zip(pairwise(bounds), limits, strict=True)
+    ]
     order = sorted(range(len(keys)), key=lambda row: (labels[row], keys[row]))
     common = np.zeros(len(order), np.int64)
     for number in range(1, len(order)):
         first, second = order[number - 1], order[number]
         if labels[first] == labels[second]:
             a, b = tokens[bounds[first] : bounds[first + 1]], tokens[bounds[second] : bounds[second + 1]]
-            length = min(len(a), len(b))
+            length = min(limits[first], limits[second])
             differs = a[:length] != b[:length]
             common[number] = int(differs.argmax()) if differs.any() else length
     return np.array(order, np.int64), common

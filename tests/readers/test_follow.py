@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from torch.utils.data import DataLoader
 
 from rollstore.batch import TokenBatch
-from rollstore.errors import DuplicateError
+from rollstore.errors import CorruptionError, DuplicateError
 from rollstore.readers.arrivals import Arrivals
 from rollstore.readers.duckdb import connect
 from rollstore.readers.filters import uses
 from rollstore.readers.follow import Clock, Follower, Rules
 from rollstore.readers.torch import RolloutFollower, RolloutLoader
+from rollstore.readers.waiting import Rollout as Arriving
+from rollstore.readers.waiting import gather, release, rows_of, together
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.part import Part
 from rollstore.store.store import Store
@@ -413,6 +416,85 @@ def test_one_id_with_two_contents_is_an_error_and_with_one_is_given_once(store: 
     write(store, rollout("a", tokens=9, ending="continued", reward_status="on_final_segment"))
     with pytest.raises(DuplicateError, match="'a', segment 0"):
         following.next()
+
+
+def test_a_rollout_that_was_written_twice_is_one_where_a_value_is_nan_too(store: Store) -> None:
+    odd = rollout("a", logprobs=[float("nan"), -1.0, -1.0, -1.0], ending="continued", reward_status="on_final_segment")
+    write(store, odd)
+    write(store, odd)
+    write(store, rollout("a", segment=1, ending="terminated"))
+    assert given(follower(store)) == [["a", "a"]]
+
+
+def test_a_group_that_is_closed_as_it_arrives_leaves_those_beside_it_as_they_are(store: Store) -> None:
+    waiting = {"ending": "continued", "reward_status": "on_final_segment", "group_id": "g", "group_size": 5}
+    members = [rollout(f"g-{n}", **waiting) for n in range(4)]
+    done = rollout("g-4", group_id="g", group_size=5)
+    write(store, rollout("a", segment=1), *members, done, *[rollout(name, tokens=5) for name in "bcd"])
+    first = follower(store)
+    assert first.next()["rollout_id"].to_pylist() == ["g-4"]
+    first.commit()
+    first.close()
+    second = follower(store, whole_groups=True)
+    assert given(second) == [["b"], ["c"], ["d"]]
+    second.commit()
+    second.close()
+    assert record(store)["g-0"] == ("discarded", "late: its group was closed")
+
+
+def test_earlier_segments_of_a_rollout_whose_group_was_closed_do_not_wait_for_ever(store: Store) -> None:
+    write(store, rollout("g-0", group_id="g", group_size=1))
+    write(store, rollout("late", ending="continued", reward_status="on_final_segment"))
+    following = follower(store, whole_groups=True)
+    assert given(following) == [["g-0"]]
+    assert following.waiting == 1
+    write(store, rollout("late", segment=1, group_id="g", group_size=1))
+    assert given(following) == []
+    assert following.waiting == 0
+    following.commit()
+    following.close()
+    assert record(store)["late"] == ("discarded", "late: its group was closed")
+
+
+def test_what_comes_beside_an_id_with_two_contents_is_not_lost(store: Store) -> None:
+    unfinished = {"ending": "continued", "reward_status": "on_final_segment"}
+    write(store, rollout("a", **unfinished))
+    write(store, rollout("a", tokens=9, **unfinished), rollout("b"))
+    following = follower(store)
+    with pytest.raises(DuplicateError, match="'a', segment 0"):
+        following.next()
+    assert given(following) == [["b"]]
+
+
+def test_rows_that_wait_keep_few_of_those_they_came_with_in_memory(store: Store) -> None:
+    write(store, *[rollout(f"r{n}", tokens=4 + n % 5) for n in range(64)])
+    (batch,) = store.scan("rollouts").read_all().combine_chunks().to_batches()
+    rows = rows_of(batch)
+    arrived = [Arriving(id=row.id, rows={0: row}) for row in rows]
+    for row in rows:
+        row.hold()
+    block = rows[0].block
+    block.arrived()
+    waiting = arrived[1::20]
+    release([one for one in arrived if one not in waiting])
+    assert block.batch.num_rows == len(waiting)
+    assert gather([one.last for one in waiting], ["rollout_id", "tokens"]).equals(
+        pa.Table.from_batches([batch]).select(["rollout_id", "tokens"]).take(list(range(64))[1::20])
+    )
+
+
+def test_small_batches_come_together_and_what_came_before_an_error_comes_first(store: Store) -> None:
+    def broken(count: int) -> Iterator[pa.RecordBatch]:
+        for number in range(count):
+            yield pa.record_batch({"n": [number]})
+        raise CorruptionError("torn")
+
+    read = together(broken(600))
+    assert [next(read).num_rows for _ in range(3)] == [256, 256, 88]
+    with pytest.raises(CorruptionError, match="torn"):
+        next(read)
+    large = [pa.record_batch({"n": range(300)})] * 2
+    assert [batch.num_rows for batch in together(iter(large))] == [300, 300]
 
 
 def test_queue_wait_lag_and_reuse_can_be_asked_of_the_record(store: Store) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from rollstore.readers.order import epoch_order
 from rollstore.readers.torch import RolloutLoader
 from rollstore.store.store import Store
 from tests.readers.samples import rollout, write
@@ -36,6 +38,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"make": 3}, "make: wanted a function, got 3"),
     ({"snapshot": 3}, "snapshot: wanted one of the store, got 3"),
     ({"extra": {"tokens": "tokens"}}, "extra: wanted fields among "),
+    ({"extra": {"advantages": "x_no"}}, "extra: rollouts has no column 'x_no'"),
+    ({"columns": ["x_no"]}, "columns: rollouts has no column 'x_no'"),
+    ({"seed": -1}, "seed: wanted a whole number of at least 0, got -1"),
+    ({"seed": 2**64}, f"seed: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
+    ({"seed": True}, "seed: wanted a whole number of at least 0, got True"),
+    ({"seed": 1.0}, "seed: wanted a whole number of at least 0, got 1.0"),
+    ({"pin_memory": 1}, "pin_memory: wanted True or False, got 1"),
 ]
 WRONG_OF_FOLLOW: list[tuple[dict[str, Any], str]] = [
     ({"train_run": ""}, "train_run: wanted a name, got ''"),
@@ -49,6 +58,9 @@ WRONG_OF_FOLLOW: list[tuple[dict[str, Any], str]] = [
     ({"anchor": "e"}, "anchor: wanted no such argument with follow=True"),
     ({"tokens_per_batch": 40.5}, "tokens_per_batch: wanted a whole number, got 40.5"),
     ({"extra": {"w": "tokens"}}, "extra: wanted fields among "),
+    ({"extra": {"advantages": "x_no"}}, "extra: rollouts has no column 'x_no'"),
+    ({"columns": ["x_no"]}, "columns: rollouts has no column 'x_no'"),
+    ({"pin_memory": 1}, "pin_memory: wanted True or False, got 1"),
 ]
 
 
@@ -76,6 +88,8 @@ def test_a_path_is_no_store(store: Store) -> None:
     ("change", "said"),
     [
         ({"seed": -1}, "state: seed: wanted a whole number of at least 0, got -1"),
+        ({"seed": 2**64}, f"state: seed: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
+        ({"epoch": 2**64}, f"state: epoch: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
         ({"window": 0}, "state: window: wanted a whole number of at least 1, got 0"),
         ({"position": True}, "state: position: wanted a whole number of at least 0, got True"),
         ({"ahead": 7}, "state: wanted workers, worker, ahead together, got ahead"),
@@ -101,3 +115,16 @@ def test_a_follower_refuses_what_is_no_state(store: Store) -> None:
     following: Any = RolloutLoader(store, follow=True, train_run="t", tokens_per_batch=99)
     with pytest.raises(TypeError, match=r"^state: wanted what state_dict gave, got None$"):
         following.load_state_dict(None)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**64, 1.0, True, "1"])
+def test_a_seed_and_an_epoch_are_whole_numbers_of_64_bits_wherever_they_are_taken(store: Store, wrong: Any) -> None:
+    write(store, rollout("a"))
+    with pytest.raises(ValueError, match=r"^epoch: wanted a whole number of at "):
+        RolloutLoader(store, tokens_per_batch=99).set_epoch(wrong)
+    for name in ("seed", "epoch"):
+        keys: dict[str, Any] = {"seed": 0, "epoch": 0, name: wrong}
+        with pytest.raises(ValueError, match=rf"^{name}: wanted a whole number of at "):
+            epoch_order(np.ones(3, np.int64), window=9, **keys)
+    most: dict[str, Any] = {"seed": 2**64 - 1, "epoch": np.uint64(2**64 - 1)}
+    assert sorted(epoch_order(np.ones(3, np.int64), window=9, **most)[0]) == [0, 1, 2]

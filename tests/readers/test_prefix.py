@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,15 @@ def test_only_rows_of_one_label_share() -> None:
     assert share_prefixes(batch).saved == 4
     assert share_prefixes(batch, within=batch.group).saved == 2
     assert share_prefixes(batch, within=torch.arange(3)).saved == 0
+
+
+def test_placeholders_of_media_are_shared_only_where_labels_say_that_they_are_the_same() -> None:
+    batch = packed([1, 9, 9, 2, 3], [1, 9, 9, 2, 4], [1, 9, 9, 2, 5], [1, 9], prompt=4)
+    marks = torch.tensor([0, 1, 1, 0, 0] * 2 + [0] * 7, dtype=torch.int8)
+    pictured = replace(batch, media=marks)
+    assert share_prefixes(batch).saved == 4 + 4 + 2
+    assert share_prefixes(pictured).saved == 1 + 1 + 2
+    assert share_prefixes(pictured, within=torch.tensor([0, 0, 1, 1])).saved == 4 + 2
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long)])

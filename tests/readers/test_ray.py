@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import ray
+import torch
 
+from rollstore.batch import TokenBatch, collate
 from rollstore.exchange.parquet import export
 from rollstore.readers.duckdb import connect
 from rollstore.readers.ray import RollstoreDatasource, dataset
+from rollstore.readers.torch import COLUMNS, RolloutLoader
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
 from tests.readers.samples import rollout, rows, write
@@ -48,6 +51,13 @@ def some(first: int, count: int, **fields: Any) -> list[Any]:
                 replay_sample=0, noise="gumbel-philox4x32/1", extra={"x_ratio": [0.5, math.nan, None][n % 3]}, **fields)
         for n in range(first, first + count)
     ]  # fmt: skip
+
+
+def of_batch(batch: TokenBatch) -> pa.Table:
+    """A row each: its tokens, and what its log-probs come to."""
+    sums = torch.zeros(batch.rows, dtype=torch.float64).index_add(0, batch.sequence, batch.behavior_logprobs.double())
+    tokens = [row.tolist() for row in batch.tokens.split(batch.cu_seqlens.diff().tolist())]
+    return pa.table({"rollout_id": batch.rollout_ids, "tokens": tokens, "logprobs": sums.tolist()})
 
 
 def together(data: Any) -> pa.Table:
@@ -84,6 +94,20 @@ def test_two_workers_give_duckdbs_answers_over_parts_journals_and_rows_said_twic
     grouped = actions.group_by("version").aggregate([("logprob", "count"), ("logprob", "sum")]).to_pylist()
     assert sorted((r["version"], r["logprob_count"], r["logprob_sum"]) for r in grouped) == sorted(sums)
     assert os.getpid() not in actions["worker"].to_pylist()
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_batches_of_ray_are_collated_in_its_tasks_and_where_they_are_iterated(store: Store) -> None:
+    write(store, *some(0, 5), rollout("none", 3, prompt=3, logprobs=None, logprob_kind=None, weight_versions=None))
+    write(store, rollout("long", 9, prompt=1))
+    data = dataset(store, columns=list(COLUMNS))
+    (whole,) = RolloutLoader(store, rollouts_per_batch=9)
+    counted = together(
+        data.map_batches(lambda table: of_batch(collate(table)), batch_format="pyarrow", batch_size=3)
+    )  # fmt: skip
+    here = [of_batch(collate(table)) for table in data.iter_batches(batch_format="pyarrow", batch_size=2)]
+    for found in (counted, pa.concat_tables(here)):
+        assert found.sort_by("rollout_id").equals(of_batch(whole).sort_by("rollout_id"))
 
 
 @pytest.mark.usefixtures("_cluster")

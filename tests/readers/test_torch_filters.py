@@ -143,10 +143,21 @@ def test_batches_are_pinned_only_when_asked(store: Store, monkeypatch: pytest.Mo
     write(store, *[rollout(f"r{n}") for n in range(3)])
     pinned: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     list(RolloutLoader(store, tokens_per_batch=99))
     assert not pinned
     (batch,) = RolloutLoader(store, tokens_per_batch=99, pin_memory=True)
     assert {id(batch.tokens), id(batch.behavior_logprobs), id(batch.group)} <= {id(tensor) for tensor in pinned}
+
+
+def test_an_epoch_for_which_nothing_is_fresh_is_refused_and_changes_nothing(store: Store) -> None:
+    write(store, *[rollout(f"r{n}") for n in range(3)])
+    loader, plain = (RolloutLoader(store, rollouts_per_batch=1, version=8, max_lag=1) for _ in range(2))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="wanted rollouts to load, got none"):
+            loader.set_epoch(1, version=9)
+    assert loader.state_dict() == plain.state_dict()
+    assert [batch.rollout_ids for batch in loader] == [batch.rollout_ids for batch in plain]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

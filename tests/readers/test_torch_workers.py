@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +45,20 @@ def inside(loader: RolloutLoader, workers: int, context: str | None = "fork") ->
     return DataLoader(loader, batch_size=None, num_workers=workers, **more)
 
 
+def persistent(loader: RolloutLoader, context: str = "fork", workers: int = 2) -> Any:
+    return DataLoader(
+        loader, batch_size=None, num_workers=workers, persistent_workers=True, multiprocessing_context=context
+    )
+
+
+def all_of(spread: Any) -> list[Any]:
+    """Torch warns of an epoch that is longer than the one whose length it was asked for last."""
+    length = len(spread)
+    batches = list(spread)
+    assert len(batches) == length
+    return batches
+
+
 def stateful(loader: RolloutLoader, workers: int) -> Any:
     more = {"multiprocessing_context": "fork"} if workers else {}
     return StatefulDataLoader(loader, batch_size=None, num_workers=workers, **more)
@@ -64,13 +80,24 @@ def test_workers_change_nothing_of_what_is_given(filled: Store, context: str | N
     assert same(list(spread), whole)
 
 
-def test_a_spawned_worker_reads_the_snapshot_it_was_made_with(filled: Store) -> None:
-    made = loader(filled, make=as_arrow)
+def test_a_spawned_worker_reads_the_snapshot_it_was_made_with_and_hears_what_the_loader_is_told(filled: Store) -> None:
+    def ids(tables: Iterable[pa.Table]) -> list[list[str]]:
+        return [table["rollout_id"].to_pylist() for table in tables]
+
+    made, plain = (loader(filled, make=as_arrow, version=7, max_lag=1) for _ in range(2))
     write(filled, rollout("late"))
     filled.compact()
-    tables = list(inside(made, 1, "spawn"))
+    spread = persistent(made, "spawn", workers=1)
+    tables = list(spread)
     assert all(isinstance(table, pa.Table) for table in tables)
-    assert Counter(id_ for table in tables for id_ in table["rollout_id"].to_pylist()) == EVERYONE
+    assert Counter(id_ for table in ids(tables) for id_ in table) == EVERYONE
+    for one in (made, plain):
+        one.set_epoch(5)
+    assert ids(all_of(spread)) == ids(plain)
+    made.set_epoch(6, version=8)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="wanted the snapshot to select from, got a copy in a spawned process"):
+            list(spread)
 
 
 def test_ranks_with_workers_share_an_epoch(filled: Store) -> None:
@@ -172,3 +199,60 @@ def test_an_epoch_that_was_left_is_no_longer_whole_in_workers_that_persist(fille
         next(steps)
     with pytest.raises(ValueError, match="persistent_workers: wanted each epoch to its end, got one left in epoch 2"):
         list(spread)
+
+
+def test_what_a_loader_is_told_reaches_workers_that_persist(filled: Store) -> None:
+    made, plain = loader(filled), loader(filled)
+    spread = persistent(made)
+    for epoch in (4, 4, 2**64 - 2):
+        made.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        assert same(all_of(spread), list(plain))
+    made.set_epoch(1)
+    given = [batch for batch, _ in zip(spread, range(3), strict=False)]
+    made.load_state_dict(made.state_after(3))
+    plain.set_epoch(1)
+    assert same(given + all_of(spread), list(plain)), "an epoch that was left goes on"
+    next(iter(spread))
+    other = loader(filled, seed=2**64 - 1, window=40)
+    other.set_epoch(3)
+    made.load_state_dict(other.state_dict())
+    assert same(all_of(spread), list(other)), "its seed and window too"
+
+
+def test_what_a_copy_is_told_is_for_the_copy_and_its_workers_alone(filled: Store) -> None:
+    made = loader(filled)
+    copied = pickle.loads(pickle.dumps(made))
+    spread, other = persistent(made), persistent(copied)
+    assert same(all_of(spread), all_of(other))
+    copied.set_epoch(7)
+    plain = loader(filled)
+    plain.set_epoch(1)
+    assert same(all_of(spread), list(plain))
+    plain.set_epoch(7)
+    assert same(all_of(other), list(plain))
+
+
+def test_weights_that_become_current_reach_workers_that_persist(filled: Store) -> None:
+    write(filled, rollout("older", weight_versions=[6] * 4))
+    made, plain = (loader(filled, version=7, max_lag=1) for _ in range(2))
+    spread = persistent(made)
+    assert same(all_of(spread), list(plain))
+    for one in (made, plain):
+        one.set_epoch(1, version=8)
+    fresh = list(plain)
+    assert same(all_of(spread), fresh)
+    assert Counter(id_ for batch in fresh for id_ in batch.rollout_ids) == EVERYONE
+
+
+def test_pinning_is_left_to_the_dataloader_and_without_an_accelerator_warned_of(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following: dict[str, Any] = {"follow": True, "train_run": "t", "timeout": 0.0}
+    for options in ({}, following):
+        with pytest.warns(UserWarning, match=r"^pin_memory: wanted an accelerator to copy to, found none: "):
+            unpinned = RolloutLoader(filled, tokens_per_batch=30, pin_memory=True, **options)
+        assert isinstance(next(iter(unpinned)), TokenBatch)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    with pytest.raises(ValueError, match="pin_memory: wanted the process that copies from it, got a worker"):
+        list(inside(loader(filled, pin_memory=True), 1))

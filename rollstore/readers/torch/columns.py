@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rollstore.batch.packer import FIELDS
@@ -24,3 +24,15 @@ def check_extra(extra: Any) -> None:
         raise TypeError(f"extra: wanted a mapping of fields to names, as {{'weights': 'x_weight'}}, got {extra!r}")
     if unknown := [name for name in extra if name not in FIELDS]:  # pyright: ignore[reportUnknownVariableType]
         raise ValueError(f"extra: wanted fields among {', '.join(FIELDS)}, got {unknown[0]!r}")
+
+
+def check_columns(
+    known: Sequence[str], columns: Iterable[str], extra: Mapping[str, str] | None, joined: Iterable[str] = ()
+) -> None:
+    """Raises ValueError on names that are not among the known columns, or for `extra` the joined ones."""
+    for argument, names, there in (
+        ("columns", columns, known),
+        ("extra", (extra or {}).values(), (*known, *joined)),
+    ):
+        if absent := [name for name in names if name not in there]:
+            raise ValueError(f"{argument}: rollouts has no column {', '.join(map(repr, absent))}")

@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from rollstore.batch import TokenBatch, collate
 from rollstore.readers import arguments
 from rollstore.readers.follow import Clock, Follower, Rules
-from rollstore.readers.torch.columns import COLUMNS, HEADS, check_extra
+from rollstore.readers.torch.columns import COLUMNS, HEADS, check_columns, check_extra
+from rollstore.readers.torch.pinned import pins
 from rollstore.store.store import Store
 from rollstore.usable import Transform
 
@@ -52,9 +53,10 @@ class RolloutFollower(IterableDataset[Any]):
             raise TypeError(f"{unknown[0]}: wanted no such argument with follow=True")
         check_extra(extra)
         arguments.function("make", make)
-        for name, value in (("heads", heads), ("pin_memory", pin_memory)):
-            arguments.flag(name, value)
-        self._train_run, self._pinned = train_run, pin_memory
+        arguments.flag("heads", heads)
+        self._train_run, self._pinned = train_run, pins(pin_memory)
+        with store.snapshot() as snapshot:
+            check_columns(snapshot.schema("rollouts").names, columns, extra)
         read = [*dict.fromkeys([*COLUMNS, *columns, *(HEADS if heads else ()), *(extra or {}).values()])]
         self._start = partial(Follower, store, train_run=train_run, rules=Rules(**rules), columns=read, clock=clock)
         plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform)

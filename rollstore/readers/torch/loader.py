@@ -23,11 +23,14 @@ from rollstore.readers.joined import Logprobs, Rewards
 from rollstore.readers.order import Ints
 from rollstore.readers.plan import Plan, plan
 from rollstore.readers.rows import Reader
-from rollstore.readers.selection import Incomplete, Selection, select
+from rollstore.readers.selection import Incomplete, select
 from rollstore.readers.torch.ahead import Pool, in_order, pieces
-from rollstore.readers.torch.columns import COLUMNS, HEADS, check_extra
+from rollstore.readers.torch.columns import COLUMNS, HEADS, check_columns, check_extra
 from rollstore.readers.torch.following import RolloutFollower
+from rollstore.readers.torch.oversize import above
+from rollstore.readers.torch.pinned import pins
 from rollstore.readers.torch.state import State, decode
+from rollstore.readers.torch.told import Start, Told
 from rollstore.readers.torch.windows import Column, Kept, Source, Window, Windows
 from rollstore.store.snapshot import Snapshot
 from rollstore.store.store import Store
@@ -50,8 +53,8 @@ class RolloutLoader(IterableDataset[Any]):
     snapshot, `seed`, the epoch and `window`; not of ranks, nor of what else is asked for here. All ranks make the same
     number of steps, with units of like lengths; at the end of an epoch some may get batches without rows. Left within
     an epoch, the next iteration goes on where it was left. One iteration at a time; not thread-safe. In a DataLoader
-    (with batch_size=None) its workers share the steps and the order stays the same; with persistent_workers every epoch
-    has to be iterated to its end, one that was left raises ValueError, and set_epoch does not reach the workers.
+    (with batch_size=None) its workers share the steps and the order stays the same; set_epoch and load_state_dict reach
+    persistent workers at their next epoch, and without either one that was left before its end raises ValueError.
 
     follow: go on with what engines write meanwhile, as a `RolloutFollower`, which takes other arguments.
     tokens_per_batch, rollouts_per_batch: the most of either that a batch takes; one of them at least. With
@@ -72,7 +75,8 @@ class RolloutLoader(IterableDataset[Any]):
         evaluation raises. rewards: which outcome scores are the rewards, instead of the recorded ones, as
         `pc.field("scorer") == "judge"`; a rollout without is unscored.
     sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it
-        (`as_arrow`: nothing). pin_memory: batches in page-locked memory, for copies that overlap.
+        (`as_arrow`: nothing). pin_memory: batches in page-locked memory, for copies that overlap; none, and a warning,
+        without an accelerator. In a DataLoader its own pin_memory does that.
     window: tokens within which units are mixed freely, and that are in memory twice: as the window in use, and as the
         next one. cache_bytes: a store that is one window stays decoded from epoch to epoch if it takes at most this.
     prefetch: pieces (one batch, or small ones that together have about 2^17 tokens) made ahead in a thread; 0 makes
@@ -121,15 +125,16 @@ class RolloutLoader(IterableDataset[Any]):
     ) -> None:
         arguments.limits(tokens_per_batch, rollouts_per_batch)
         for name, value, least in (
-            ("rank", rank, 0), ("world_size", world_size, 1), ("seed", seed, 0), ("window", window, 1),
-            ("prefetch", prefetch, 0), ("cache_bytes", cache_bytes, 0),
+            ("rank", rank, 0), ("world_size", world_size, 1), ("window", window, 1), ("prefetch", prefetch, 0),
+            ("cache_bytes", cache_bytes, 0),
         ):  # fmt: skip
             arguments.whole(name, value, least)
+        arguments.whole("seed", seed, 0, arguments.WORD)
         if rank >= world_size:
             raise ValueError(f"rank: wanted 0 to {world_size - 1}, got {rank}")
         arguments.word("oversize", oversize, ("raise", "skip"))
         arguments.word("incomplete", incomplete, ("take", "leave_out"))
-        for name, value in (("whole_groups", whole_groups), ("heads", heads), ("pin_memory", pin_memory)):
+        for name, value in (("whole_groups", whole_groups), ("heads", heads)):
             arguments.flag(name, value)
         for name, value in (("anchor", anchor), ("reference", reference)):
             arguments.text(name, "-" if value is None else value)
@@ -144,12 +149,12 @@ class RolloutLoader(IterableDataset[Any]):
         self._lease: Lease | None = Lease(held) if snapshot is None else None
         self._snapshot: Snapshot | None = held
         self._path = store.path
-        self._budget, self._most, self._oversize = tokens_per_batch, rollouts_per_batch, oversize
+        self._budget, self._most, self._skip = tokens_per_batch, rollouts_per_batch, oversize == "skip"
         self._rank, self._world_size = rank, world_size
-        self._seed, self._window, self._prefetch, self._pinned = int(seed), int(window), prefetch, pin_memory
+        self._seed, self._window, self._prefetch, self._pinned = int(seed), int(window), prefetch, pins(pin_memory)
         self._whole_groups: bool = whole_groups
         self._incomplete: Incomplete = incomplete
-        self._filters = Filters(
+        filters = Filters(
             where=where, having={} if having is None else having, without={} if without is None else without,
             max_uses=max_uses, version=version, max_lag=max_lag,
         )  # fmt: skip
@@ -161,7 +166,7 @@ class RolloutLoader(IterableDataset[Any]):
         self._make: Callable[[pa.Table], Any] = make or plain
         self._pack = pack if make is None else None
         self._kept = Kept(cache_bytes)
-        self._select()
+        self._select(filters)
         self.epoch = 0
         """the epoch that the next iteration is in"""
         self.position = 0
@@ -169,38 +174,30 @@ class RolloutLoader(IterableDataset[Any]):
         self._ahead: int | None = None
         self._left = False
         """whether this is in a worker that is within an epoch: another iteration would lose what it made ahead"""
+        self._told = Told()
 
     def _read(self, columns: Sequence[str], heads: bool, extra: Mapping[str, str]) -> tuple[str, ...]:
         known = self._reader.schema.names
-        if unknown := [name for name in columns if name not in known]:
-            raise ValueError(f"columns: rollouts has no column {', '.join(map(repr, unknown))}")
-        if absent := [name for name in extra.values() if name not in (*known, *JOINED)]:
-            raise ValueError(f"extra: rollouts has no column {', '.join(map(repr, absent))}")
+        check_columns(known, columns, extra, JOINED)
         more = [*columns, *(HEADS if heads else ()), *(name for name in extra.values() if name in known)]
         return tuple(dict.fromkeys([*COLUMNS, *more]))
 
-    def _select(self) -> None:
-        """Evaluate the filters, and join what was asked of other tables."""
+    def _select(self, filters: Filters) -> None:
+        """Evaluate the filters, and join what was asked of other tables. Where that fails, all stays as it was."""
         if self._snapshot is None:
-            raise StoreError(f"{self._path}: wanted the snapshot to select from, got a copy in another process")
+            raise StoreError(f"{self._path}: wanted the snapshot to select from, got a copy in a spawned process")
         chosen = select(
-            self._snapshot, self._reader, self._filters, whole_groups=self._whole_groups, incomplete=self._incomplete
+            self._snapshot, self._reader, filters, whole_groups=self._whole_groups, incomplete=self._incomplete
         )
-        self._selection: Selection = chosen
         if not len(chosen.tokens):
-            asked = str(self._filters)
+            asked = str(filters)
             late = f"; {chosen.late} of incomplete groups were left out" if chosen.late else ""
             raise StoreError(
                 f"{self._path}: wanted rollouts to load, got none{f' with {asked}' if asked else ''}{late}"
             )
-        over = self._over(chosen)
-        self.skipped: int = int(chosen.rollouts[over].sum())
-        """rollouts left out because they, or their group, are above the budget"""
-        self.late: int = chosen.late
-        """rollouts left out because their group is incomplete"""
+        over = above(chosen, self._budget, skip=self._skip)
         if over.all():
             raise StoreError(f"{self._path}: wanted rollouts of at most {self._budget} tokens, got none")
-        self._fits = ~over
         anchor, reference, rewards = self._joins
         joined: dict[str, Column] = {
             name: Logprobs(self._snapshot, chosen.keys, evaluation)
@@ -210,20 +207,12 @@ class RolloutLoader(IterableDataset[Any]):
         if rewards is not None:
             joined["reward"] = Rewards(self._snapshot, chosen.keys, rewards)
         fields = {} if self._pack is None else {"spans": SPANS}
+        self._filters, self._selection, self._fits = filters, chosen, ~over
+        self.skipped: int = int(chosen.rollouts[over].sum())
+        """rollouts left out because they, or their group, are above the budget"""
+        self.late: int = chosen.late
+        """rollouts left out because their group is incomplete"""
         self._source = Source(reader=self._reader, columns=self._columns, fields=fields, joined=joined, pack=self._pack)
-
-    def _over(self, chosen: Selection) -> Any:
-        if self._budget is None:
-            return np.zeros(len(chosen.tokens), bool)
-        over = chosen.tokens > self._budget
-        if over.any() and self._oversize == "raise":
-            first = int(np.flatnonzero(over)[0])
-            what = "rollout" if chosen.rollouts[first] == 1 else f"group of {chosen.rollouts[first]} rollouts with"
-            raise ValueError(
-                f"tokens_per_batch: {what} {chosen.names[first].as_py()!r} has {chosen.tokens[first]} tokens, "
-                f"wanted at most {self._budget}; oversize='skip' leaves {int(over.sum())} out"
-            )
-        return over
 
     @property
     def rollouts(self) -> int:
@@ -250,10 +239,13 @@ class RolloutLoader(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if info is not None and self._pinned:
+            raise ValueError("pin_memory: wanted the process that copies from it, got a worker: pin in the DataLoader")
+        self._told.hear(self._begin)
         if self._left:
             raise ValueError(
                 f"persistent_workers: wanted each epoch to its end, got one left in epoch {self.epoch}: the batches "
-                "made ahead are lost; make the DataLoader again, with load_state_dict(state_after(steps)) to go on"
+                "made ahead are lost; set_epoch to the next one, or load_state_dict(state_after(steps)) to go on"
             )
         ahead = self._plan()
         steps = range(worker if self._ahead is None else self._ahead, ahead.steps, workers)
@@ -272,7 +264,7 @@ class RolloutLoader(IterableDataset[Any]):
                 self._ahead = workers - 1 if workers > 1 else None
                 self._left = info is not None
                 yield batch
-        self._begin(self.epoch + 1)
+        self._begin(Start(self.epoch + 1, 0, self._seed, self._window, self._filters.version))
 
     def _batches(self, ahead: Plan, numbers: Ints, windows: Windows, steps: list[int]) -> list[Any]:
         return [self._batch(ahead, numbers, windows, ahead.share(step, self._rank)) for step in steps]
@@ -315,18 +307,21 @@ class RolloutLoader(IterableDataset[Any]):
 
         Raises ValueError on what is no epoch, StoreError where nothing is left.
         """
-        arguments.whole("epoch", epoch, 0)
+        arguments.whole("epoch", epoch, 0, arguments.WORD)
         if version is not None:
             self._at_version(version)
-        self._begin(int(epoch))
+        start = Start(int(epoch), 0, self._seed, self._window, self._filters.version)
+        self._begin(start)
+        self._told.tell(start)
 
-    def _begin(self, epoch: int) -> None:
-        self.epoch, self.position, self._ahead, self._left = epoch, 0, None, False
+    def _begin(self, start: Start) -> None:
+        self._at_version(start.weights)
+        self.epoch, self.position, self._seed, self._window, _ = start
+        self._ahead, self._left = None, False
 
     def _at_version(self, version: int | None) -> None:
         if version != self._filters.version:
-            self._filters = self._filters.at(version)
-            self._select()
+            self._select(self._filters.at(version))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is, as small JSON: the same on every rank at one step, whatever was prefetched."""
@@ -392,8 +387,10 @@ class RolloutLoader(IterableDataset[Any]):
         count = len(self._selection.tokens)
         if not 0 <= found.position <= count or found.epoch < 0:
             raise ValueError(f"state: wanted a position up to {count}, got {found.position}")
-        self._seed, self._window, self.epoch, self.position = found.seed, found.window, found.epoch, found.position
-        self._ahead, self._left = found.ahead, False
+        start = Start(found.epoch, found.position, found.seed, found.window, found.weights)
+        self._begin(start)
+        self._ahead = found.ahead
+        self._told.tell(start)
 
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are spawned: they read the same rows, and leave the snapshot's lease to this process."""

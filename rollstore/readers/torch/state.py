@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from rollstore.errors import StoreError, VersionError
-from rollstore.readers.arguments import whole
+from rollstore.readers.arguments import WORD, whole
 
 VERSION = 2
 _STALE = "_steps_since_snapshot"
 _WORKER = ("workers", "worker", "ahead")
 _LEAST = {"seed": 0, "window": 1, "epoch": 0, "position": 0, "weights": None, "workers": 1, "worker": 0, "ahead": 0}
 """The least value of each number."""
+_MOST = {"seed": WORD, "epoch": WORD}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def _made(found: Mapping[str, Any]) -> State:
         raise ValueError(f"state: wanted what state_dict gave, got {unknown[0]!r} in it")
     for name, least in _LEAST.items():
         if name in named:
-            whole(f"state: {name}", named[name], least)
+            whole(f"state: {name}", named[name], least, _MOST.get(name))
     if len(alone := {*_WORKER} & {*named}) not in (0, len(_WORKER)):
         raise ValueError(f"state: wanted {', '.join(_WORKER)} together, got {', '.join(sorted(alone))}")
     return State(**named)

@@ -1,0 +1,256 @@
+"""Rollouts in memory that wait to be given, alone or in groups: their rows, a batch of the store at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rollstore.errors import RollstoreError
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+NEEDED = (
+    "rollout_id", "segment", "run_id", "step", "group_id", "group_size", "ending", "weight_version_min",
+    "weight_version_max", "action_mask", "trainable",
+)  # fmt: skip
+"""Columns that a row is told by."""
+
+_ROWS, _BYTES = 256, 1 << 22
+"""A batch of either is large enough."""
+
+_NUMBER = "*"
+"""A column that no table of a store has."""
+
+
+class Block:
+    """Rows that came together, and those still wanted; of the others no more stay in memory than of these."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self.rows: dict[int, Row] = {}
+        self._arriving = True
+        """whether rows of it may still be held: their numbers must stay"""
+
+    def shrink(self) -> None:
+        """Let go of what is not wanted any more, where that is most; without any row nothing holds the block."""
+        if self.rows and not self._arriving and 2 * len(self.rows) < self.batch.num_rows:
+            self._copy()
+
+    def arrived(self) -> None:
+        """All that is wanted is held. From now on it is in memory of its own: a batch may lie in that of a message."""
+        self._arriving = False
+        self._copy()
+
+    def _copy(self) -> None:
+        self.batch = self.batch.take(pa.array(list(self.rows), pa.int64()))
+        self.rows = dict(enumerate(self.rows.values()))
+        for number, row in self.rows.items():
+            row.number = number
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Row:
+    """A row of a block. group: (run_id, step, group_id), None where it is in none; size: its group_size; versions: of
+    its oldest and newest action, None where it does not say; acting: whether it has actions at all; actions: those that
+    the record lets be trained on."""
+
+    block: Block
+    number: int
+    id: str
+    segment: int
+    group: tuple[Any, Any, Any] | None
+    size: int | None
+    continued: bool
+    versions: tuple[int | None, int | None]
+    acting: bool
+    tokens: int
+    actions: int
+
+    def content(self) -> pa.RecordBatch:
+        """This row alone."""
+        return self.block.batch.slice(self.number, 1)
+
+    def hold(self) -> None:
+        """From now on it is wanted."""
+        self.block.rows[self.number] = self
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Rollout:
+    """A rollout that is arriving: its rows by segment."""
+
+    id: str
+    rows: dict[int, Row] = field(default_factory=dict[int, Row])
+
+    @property
+    def finished(self) -> bool:
+        last = max(self.rows)
+        return len(self.rows) == last + 1 and not self.rows[last].continued
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.tokens for row in self.rows.values())
+
+    @property
+    def actions(self) -> int:
+        """Those that the record lets be trained on."""
+        return sum(row.actions for row in self.rows.values())
+
+    @property
+    def last(self) -> Row:
+        return self.rows[max(self.rows)]
+
+    def ordered(self) -> list[Row]:
+        return [self.rows[segment] for segment in sorted(self.rows)]
+
+    def oldest(self) -> int | None:
+        """The version of the oldest action; None where that of some action is not known."""
+        return min(self._versions(0), default=None)
+
+    def newest(self) -> int | None:
+        return max(self._versions(1), default=None)
+
+    def _versions(self, end: int) -> list[int]:
+        """Of each segment that says it; none where one with actions does not."""
+        found: list[int] = []
+        for row in self.rows.values():
+            version = row.versions[end]
+            if version is not None:
+                found.append(version)
+            elif row.acting:
+                return []
+        return found
+
+
+def release(rollouts: Iterable[Rollout]) -> None:
+    """Their rows are not wanted any more."""
+    blocks: set[Block] = set()
+    for rollout in rollouts:
+        for row in rollout.rows.values():
+            del row.block.rows[row.number]
+            blocks.add(row.block)
+    for block in blocks:
+        block.shrink()
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Unit:
+    """What is given together: a rollout, or a group of them. number: in the order of their coming; size: 0 while no
+    member says it; since: when the first came, in seconds of the clock; oldest: as of a rollout, once it is ready."""
+
+    number: int
+    since: float
+    size: int = 0
+    tokens: int = 0
+    oldest: int | None = None
+    enqueued_at: datetime | None = None
+    members: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+
+    @property
+    def complete(self) -> bool:
+        return 0 < self.size <= self.finished
+
+    @property
+    def finished(self) -> int:
+        return sum(member.finished for member in self.members.values())
+
+    def measure(self) -> None:
+        """Note what its members come to."""
+        self.tokens = sum(member.tokens for member in self.members.values())
+        oldest = [member.oldest() for member in self.members.values()]
+        known = [version for version in oldest if version is not None]
+        self.oldest = min(known, default=None) if len(known) == len(oldest) else None
+
+
+def together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches where theirs are small, as an engine's are that flushes each rollout: each costs
+    as much as a hundred rows. What came before an error is given before it is raised."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    try:
+        for batch in batches:
+            held.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= _ROWS or size >= _BYTES:
+                yield pa.concat_batches(held)
+                held, rows, size = [], 0, 0
+    except RollstoreError:
+        if held:
+            yield pa.concat_batches(held)
+        raise
+    if held:
+        yield pa.concat_batches(held)
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch, which has the columns NEEDED; none of them is held yet."""
+    block = Block(batch)
+    mask, trainable = batch.column("action_mask"), batch.column("trainable")
+    drawn = _true(mask)
+    actions = np.where(trainable.is_valid().to_numpy(zero_copy_only=False), _true(trainable), drawn)
+    told = [batch.column(name).to_pylist() for name in NEEDED[:-2]]
+    told += [drawn.tolist(), pc.list_value_length(mask).to_pylist(), actions.tolist()]
+    return [
+        Row(
+            block=block,
+            number=number,
+            id=id_,
+            segment=segment,
+            group=None if group is None else (run, step, group),
+            size=size,
+            continued=ending == "continued",
+            versions=(oldest, newest),
+            acting=acting > 0,
+            tokens=tokens,
+            actions=trained,
+        )
+        for number, id_, segment, run, step, group, size, ending, oldest, newest, acting, tokens, trained in zip(
+            range(batch.num_rows), *told, strict=True
+        )
+    ]
+
+
+def _true(column: Any) -> Ints:
+    """int64 [rows]: how many of each list are true; 0 where there is no list."""
+    true = pc.fill_null(column.values, False).to_numpy(zero_copy_only=False)
+    before = np.concatenate([[0], np.cumsum(true, dtype=np.int64)])[column.offsets.to_numpy()]
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), np.diff(before), 0)
+
+
+def gather(rows: Sequence[Row], names: Sequence[str] | None = None) -> pa.Table:
+    """The contents of some rows, at least one, in that order: a take from each block, not one a row."""
+    places: dict[Block, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(row.block, []).append(place)
+    taken: list[pa.RecordBatch] = []
+    for block, own in places.items():
+        batch = block.batch if names is None else block.batch.select(list(names))
+        taken.append(batch.take(pa.array([rows[place].number for place in own], pa.int64())))
+    order = np.concatenate([np.array(own, np.int64) for own in places.values()])
+    table = pa.Table.from_batches(taken).combine_chunks()
+    return table if (np.diff(order) == 1).all() else table.take(pa.array(np.argsort(order))).combine_chunks()
+
+
+def kept(rollouts: Sequence[Rollout], where: pc.Expression, names: Sequence[str]) -> list[bool]:
+    """Whether a filter keeps each rollout: asked of its last segment, with the versions of all. names: the columns that
+    the filter looks at."""
+    if not rollouts:
+        return []
+    numbers = pa.array(np.arange(len(rollouts)))
+    table = pa.table({_NUMBER: numbers})
+    for name, column in zip(names, gather([one.last for one in rollouts], names).columns if names else (), strict=True):
+        table = table.append_column(name, column)
+    for name, versions in (
+        ("weight_version_min", [one.oldest() for one in rollouts]),
+        ("weight_version_max", [one.newest() for one in rollouts]),
+    ):
+        if name in names:
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(versions, pa.int64()))
+    return pc.is_in(numbers, value_set=table.filter(where)[_NUMBER]).to_pylist()
