@@ -293,6 +293,10 @@ def _allowed(known: list[Range | None], where: pc.Expression, schema: pa.Schema,
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
     """A batch in the columns of `schema`, absent ones null. Types of an older minor version are cast."""
+    if batch.schema.equals(schema):
+        as_it_is = batch.replace_schema_metadata(schema.metadata)
+        if as_it_is.schema.equals(schema, check_metadata=True):
+            return as_it_is
     held = {name: number for number, name in enumerate(batch.schema.names)}
     arrays: list[pa.Array] = []
     for target in schema:
