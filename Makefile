@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup model browser demo test check docs bench spec engines test-engines test-llamacpp clean
+.PHONY: setup model browser demo test check docs bench spec engines test-engines test-llamacpp test-python test-oldest clean
 
 setup: $(VENV)/.ready
 
@@ -76,6 +76,25 @@ $(LLAMACPP)/.ready: tests/engines/build_llamacpp.sh constraints.txt
 
 test-llamacpp: model $(LLAMACPP)/.ready
 	$(LLAMACPP)/bin/python $(REAL) tests/engines/real_llamacpp.py
+
+# The library without torch on another interpreter, as `make test-python PYTHON=python3.13`, and on the oldest packages that
+# the base takes. Each has an environment of its own; a test that needs what is not there is skipped. TESTS says which.
+TESTS ?= tests
+BARE := -m pytest -p tests.bare -n 2 -m 'not model' --ignore tests/engines
+NEEDED := pytest pytest-xdist hypothesis
+OTHER = .venv-$(notdir $(PYTHON))
+
+test-python:
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/pip install --quiet --upgrade 'pip>=25'
+	$(OTHER)/bin/pip install --quiet '.[gateway,plot]' $(NEEDED) pandas tokenizers atif
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python $(BARE) $(TESTS)
+
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --upgrade 'pip>=25'
+	.venv-oldest/bin/pip install --quiet -c tests/oldest.txt '.[plot]' $(NEEDED)
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python $(BARE) $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
-"""What no single row can show: origins and ids that stand twice, a continuation that is missing, noise used again."""
+"""What no single row can show: origins and ids that stand twice, a continuation that is missing, noise used again, and
+lists of another length than the segment that they speak of."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from rollstore.schema.flat import Flat
+from rollstore.store.extents import ALIGNED, Extents, hashes_of
 from rollstore.store.finding import Finding
 from rollstore.store.journal import JournalView
 from rollstore.store.lookup import content
@@ -24,10 +25,17 @@ _HELD = 16  # decoded batches kept while rows are looked at again
 
 
 class Rows:
-    """The rows of one table as far as they were read: 16 bytes each, and 16 more for each keyed draw."""
+    """The rows of one table as far as they were read: 16 bytes each, and 16 more for each keyed draw.
 
-    def __init__(self, table: str) -> None:
+    `extents`: the segments' own, of the rollouts table, for the rows of other tables to fit. `segments`: for another
+    table, the rows of that one, all of which were added.
+    """
+
+    def __init__(self, table: str, *, extents: Extents | None = None, segments: Rows | None = None) -> None:
         self.table = table
+        self._extents = extents
+        self._segments = segments
+        self._misfits: list[Finding] = []
         self._batches: list[tuple[_Source, int]] = []
         self._ends: list[int] = []
         self._names: dict[str | None, int] = {}
@@ -53,20 +61,25 @@ class Rows:
         self._origins.append((writers << 40) ^ batch.column("written_row").to_numpy())
         if self.table == "rollouts":
             self._add_rollouts(first, batch)
+        else:
+            self._misfits += self._other_lengths(first, batch)
 
     def _add_rollouts(self, first: int, batch: pa.RecordBatch) -> None:
         ids: list[str] = batch.column("rollout_id").to_pylist()
         segments: list[int] = batch.column("segment").to_pylist()
-        hashes = (_hash(id_, segment) for id_, segment in zip(ids, segments, strict=True))
-        self._ids.append(np.fromiter(hashes, np.uint64, batch.num_rows))
+        self._ids.append(hashes_of(ids, segments))
+        if self._extents is not None:
+            self._extents.take(self._ids[-1], batch)
         if "ending" in batch.schema.names:
-            for row in pc.indices_nonzero(pc.equal(batch.column("ending"), "continued")).to_pylist():
-                self._promised.append((_hash(ids[row], segments[row] + 1), first + row))
+            rows: list[int] = pc.indices_nonzero(pc.equal(batch.column("ending"), "continued")).to_pylist()
+            promised = hashes_of([ids[row] for row in rows], [segments[row] + 1 for row in rows]).tolist()
+            self._promised += zip(promised, (first + row for row in rows), strict=True)
         for row in _keyed(batch):
             self._drawn += [(hash(draw), first + row) for draw in _draws(batch.slice(row, 1))]
 
     def findings(self) -> Iterator[Finding]:
         """What is wrong between the rows taken."""
+        yield from self._misfits
         if not self.count:
             return
         for group in _repeated(np.concatenate(self._origins)):
@@ -84,6 +97,19 @@ class Rows:
                 yield self._finding("error", "missing_continuation", row, message)
         for group in _repeated(np.array([hash_ for hash_, _ in self._drawn], np.int64)):
             yield from self._reused(sorted({self._drawn[place][1] for place in group}))
+
+    def _other_lengths(self, first: int, batch: pa.RecordBatch) -> Iterator[Finding]:
+        """Rows of a batch of another table whose lists have another length than their segment's."""
+        if self._extents is None or self._segments is None:
+            return
+        for row, column, got, align, segments in self._extents.misfits(self.table, batch):
+            named = _id(batch.slice(row, 1))
+            for number, wanted in segments:
+                if _id(self._segments._row(number)) == named:
+                    what = f"{column}: got {got} values, wanted {wanted}: {named} has {wanted} {ALIGNED[align]}"
+                    message = f"{what} in {self._segments._say(number)}"
+                    yield self._finding("error", "wrong_length", first + row, message)
+                    break
 
     def _duplicates(self, group: list[int]) -> Iterator[Finding]:
         first = self._row(group[0])
@@ -146,10 +172,6 @@ def _repeated(values: Any) -> Iterator[list[int]]:
     lengths = np.diff(np.append(starts, len(ordered)))
     for start, length in zip(starts[lengths > 1].tolist(), lengths[lengths > 1].tolist(), strict=True):
         yield order[start : start + length].tolist()
-
-
-def _hash(rollout_id: str, segment: int) -> int:
-    return xxhash.xxh3_64_intdigest(rollout_id.encode(), seed=segment)
 
 
 def _value(row: pa.RecordBatch, name: str) -> Any:

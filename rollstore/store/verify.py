@@ -13,6 +13,7 @@ from rollstore.store import commits, frame
 from rollstore.store.ahead import ahead
 from rollstore.store.columns import FOLDER, read_types
 from rollstore.store.crosscheck import Rows
+from rollstore.store.extents import Extents
 from rollstore.store.finding import Finding
 from rollstore.store.journal import JournalView, journal_file
 from rollstore.store.names import PART, stem
@@ -29,13 +30,19 @@ def verify(snapshot: Snapshot, progress: Progress | None = None) -> list[Finding
     `progress` is called with the file and the number of bytes of each batch read.
     """
     found: list[Finding] = []
-    for table in TABLES:
-        rows = Rows(table)
+    extents = Extents() if any(_any_of(snapshot, table) for table in TABLES if table != "rollouts") else None
+    segments = Rows("rollouts", extents=extents)
+    for table in TABLES:  # the rollouts first
+        rows = segments if table == "rollouts" else Rows(table, extents=extents, segments=segments)
         for source in _sources(snapshot, table, found):
             found += _file(source, rows, progress)
         found += rows.findings()
     found += _rest(snapshot)
     return found
+
+
+def _any_of(snapshot: Snapshot, table: str) -> bool:
+    return bool(snapshot.names[table]) or any(view.table == table for view in snapshot.journals)
 
 
 def _sources(snapshot: Snapshot, table: str, found: list[Finding]) -> Iterator[Part | JournalView]:

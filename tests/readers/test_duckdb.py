@@ -21,6 +21,7 @@ from rollstore.readers.arrow import dataset
 from rollstore.readers.duckdb import VIEWS, connect, lock
 from rollstore.readers.flat import ACTIONS, Flattened
 from rollstore.schema import Rollout, Sampler, Span, to_table
+from rollstore.schema.text import as_stored
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
 from tests.readers.samples import group, rollout, rows, settled, write
@@ -156,7 +157,7 @@ def _expected_actions(record: Rollout) -> list[tuple[Any, ...]]:
             head = record.heads.size if record.heads.counts is None else int(record.heads.counts[number])
         found.append(
             (
-                record.rollout_id, record.segment, number, position, int(record.tokens[position]),
+                as_stored(record.rollout_id), record.segment, number, position, int(record.tokens[position]),
                 _at(record.logprobs, number),
                 (span and span.logprob_kind) or record.logprob_kind,
                 _at(record.weight_versions, number), record.trainable is None or bool(record.trainable[number]),
@@ -175,7 +176,7 @@ def _expected_tokens(record: Rollout) -> list[tuple[Any, ...]]:
         number = int(record.action_mask[:position].sum()) if action else None
         found.append(
             (
-                record.rollout_id, record.segment, position, token, action, number,
+                as_stored(record.rollout_id), record.segment, position, token, action, number,
                 None if number is None else _at(record.logprobs, number),
                 record.token_bytes and record.token_bytes[position],
                 where, span and span.role, span and span.origin, span and span.turn,

@@ -85,6 +85,13 @@ def test_a_continuation_that_is_missing_is_found(store: Store) -> None:
     assert "'a', segment 0" in finding.message
 
 
+def test_no_segment_of_another_short_id_stands_in_for_a_missing_continuation(store: Store) -> None:
+    others = [rollout(f"x{n}", segment=segment) for n in range(10, 17) for segment in range(2)]
+    store.append("rollouts", [rollout("x17", ending="continued"), *others])
+    (finding,) = store.verify()
+    assert (finding.kind, "'x17', segment 0" in finding.message) == ("missing_continuation", True)
+
+
 def test_noise_drawn_twice_is_found_and_noise_at_other_positions_is_not(store: Store) -> None:
     store.append("rollouts", [rollout("a", replay_key=2**63 + 5, replay_sample=1, noise=NOISE)])
     store.append("rollouts", [rollout("b", replay_key=2**63 + 5, replay_sample=2, noise=NOISE)])
