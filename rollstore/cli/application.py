@@ -30,15 +30,15 @@ from rollstore.cli import (
     view,
 )
 from rollstore.cli.command import Command
-from rollstore.cli.completion import answer_at_once
+from rollstore.cli.completion import Completed, answer_at_once
 from rollstore.cli.defaults import default_map
-from rollstore.cli.failure import BAD_USE, Commands
+from rollstore.cli.failure import BAD_USE
 from rollstore.schema import VERSION
 
 answer_at_once()
 app = typer.Typer(
     name="rollstore",
-    cls=Commands,
+    cls=Completed,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

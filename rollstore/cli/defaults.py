@@ -15,15 +15,19 @@ skip = ["engines-gated"]
 ```
 
 In the environment it is `ROLLSTORE_SQL_FORMAT=markdown`: the command, then the option. One that may be given several
-times takes words with blanks between them. `rollstore COMMAND --help` shows the defaults in force.
+times takes words with blanks between them; an empty one is as one that is not set. `rollstore COMMAND --help` shows the
+defaults in force.
 
-A command or an option that is not there is an error. `--no-sandbox`, `--force` and `--drop-row` are said each time.
-Otherwise the file in the working folder is trusted, as a Makefile there would be.
+A command or an option that is not there is an error: in a file, and in a variable whose name begins as those of a
+command (but for what Kubernetes sets for a service, as `ROLLSTORE_GATEWAY_SERVICE_HOST`). `--no-sandbox`, `--force` and
+`--drop-row` are said on the command line each time; as a default they are an error too. Otherwise the file in the
+working folder is trusted, as a Makefile there would be.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +35,9 @@ from typing import Any
 
 SAID_EACH_TIME = frozenset({"no-sandbox", "force", "drop-row"})
 """Options that no file and no variable turns on: they let a query out of the store, or give up rows or safety."""
+
+_OF_A_SERVICE = re.compile(r"_(SERVICE_(HOST|PORT).*|PORT_[0-9]+_.*)$")
+"""Variables that Kubernetes sets for a service, in every container beside it: one may be called rollstore-gateway."""
 
 
 def default_map(commands: Mapping[str, Any], environment: Mapping[str, str], folder: Path) -> dict[str, dict[str, Any]]:
@@ -42,17 +49,33 @@ def default_map(commands: Mapping[str, Any], environment: Mapping[str, str], fol
     found: dict[str, dict[str, Any]] = {name: {} for name in commands}
     for file in _files(environment, folder):
         try:
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{file}: wanted TOML, got what is none: {error}") from error
         for command, name, value in _said(content, options, file):
             found[command][options[command][name].name] = value
-    for command, known in options.items():
-        for name, option in known.items():
-            value = environment.get(f"ROLLSTORE_{command}_{name}".upper().replace("-", "_"))
-            if value is not None and name not in SAID_EACH_TIME:
-                found[command][option.name] = value.split() if option.multiple else value
+    for command, name, value in _set(environment, options):
+        option = options[command][name]
+        found[command][option.name] = value.split() if option.multiple else value
     return found
+
+
+def _set(environment: Mapping[str, str], options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """(command, option, value) of the variables that are not empty. Raises ValueError for one of no option."""
+    for command, known in options.items():
+        names = {_variable(command, name): name for name in known}
+        for variable, value in environment.items():
+            if not value or not variable.startswith(_variable(command, "")) or _OF_A_SERVICE.search(variable):
+                continue
+            if variable not in names:
+                raise ValueError(f"{variable}: wanted an option of {command}, got none of it")
+            if names[variable] in SAID_EACH_TIME:
+                raise ValueError(f"{variable}: wanted on the command line each time, got a default")
+            yield command, names[variable], value
+
+
+def _variable(command: str, option: str) -> str:
+    return f"ROLLSTORE_{command}_{option}".upper().replace("-", "_")
 
 
 def _files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:

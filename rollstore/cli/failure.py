@@ -109,7 +109,8 @@ def _message(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     # A database points at the place in the query on further lines; the sentences before it say what is wrong.
-    text = text.split("\n\nLINE ")[0]
+    # What one of our readers raised inside of it, it repeats with the traceback.
+    text = text.split("\n\nLINE ")[0].split(". Detail: Python exception: ")[0]
     return " ".join(line.strip() for line in text.splitlines() if line.strip()) or type(error).__name__
 
 

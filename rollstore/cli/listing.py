@@ -65,13 +65,13 @@ def newest(path: str, *, limit: int, where: str | None) -> Listed:
 
     A rollout is as new as its newest segment. Long columns are read only of the rollouts that are listed.
     """
-    from rollstore.cli.query import ask, connected, rows
+    from rollstore.cli.query import ask, connected, in_utf8, rows
 
     matching = "true" if where is None else f"rollout_id in (select rollout_id from rollouts where ({where}\n))"
     with connected(path) as connection:
         if where is not None:
             # Without parentheses around it, so that it cannot close them and go on behind them.
-            connection.extract_statements(f"from rollouts where {where}")
+            connection.extract_statements(in_utf8(f"from rollouts where {where}"))
         chosen = list(rows(ask(connection, _NEWEST.format(where=matching, limit=f"limit {limit}" if limit else ""))))
         ids = [row[0] for row in chosen]
         found = [row for batch in ask(connection, _LISTED, ids=ids).batches for row in batch.to_pylist()]

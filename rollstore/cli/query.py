@@ -49,7 +49,7 @@ class Format(StrEnum):
 @contextmanager
 def connected(path: str, *, sandboxed: bool = True) -> Generator[DuckDBPyConnection]:
     """A DuckDB connection with the views of a store. `sandboxed`: no files, network or extensions, settings locked."""
-    from rollstore.readers.duckdb import connect, lock
+    from rollstore.readers.duckdb import OutOfMemory, connect, lock
     from rollstore.store.store import open as open_store
 
     connection = connect(open_store(path))
@@ -59,6 +59,13 @@ def connected(path: str, *, sandboxed: bool = True) -> Generator[DuckDBPyConnect
         if sandboxed:
             lock(connection)
         yield connection
+    except OutOfMemory as error:
+        if not sandboxed:
+            raise
+        # What DuckDB advises are settings, which are locked here.
+        raise ValueError(
+            "sql: wanted a query that memory can hold, got one that would go on on disk, as `sql --no-sandbox` may"
+        ) from error
     finally:
         connection.close()
 
@@ -127,8 +134,10 @@ def ask(connection: DuckDBPyConnection, query: str, **given: Any) -> Answer:
     """The answer of a query, before which other statements may stand. `given` fill its $names.
 
     Ctrl-C stops it: DuckDB computes in a thread of its own, since a signal is not seen while it computes in this one.
-    Raises ValueError for a statement without an answer and for two queries, duckdb.Error for what DuckDB refuses.
+    Raises ValueError for a statement without an answer, for two queries and for what is no UTF-8, duckdb.Error for what
+    DuckDB refuses.
     """
+    in_utf8(query)
     worker = ThreadPoolExecutor(1)
 
     def computed(step: Callable[[], Any]) -> Any:
@@ -169,7 +178,27 @@ def _query(query: str | None, file: str | None) -> str:
         raise ValueError(f"sql: wanted a query or -f FILE, got {'neither' if query is None else 'both'}")
     if file is None:
         return query or ""
-    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    content = _stdin() if file == "-" else Path(file).read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file}: wanted text in UTF-8, got byte {content[error.start]:#04x} at {error.start}"
+        ) from error
+
+
+def _stdin() -> bytes:
+    """All of stdin, which is UTF-8 as a file of queries is, whatever the locale says of the terminal."""
+    return sys.stdin.buffer.read()
+
+
+def in_utf8(query: str) -> str:
+    """The query. Raises ValueError where UTF-8 cannot hold it: an argument keeps a strange byte as a lone surrogate."""
+    try:
+        query.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"sql: wanted text in UTF-8, got {query[error.start]!a} at {error.start}") from error
+    return query
 
 
 def rows(answer: Answer) -> Iterator[tuple[Any, ...]]:

@@ -137,9 +137,9 @@ def _rule(id_: str) -> Rule:
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: wanted a TOML file, got: {error}") from None
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: wanted a TOML file in UTF-8, got: {error}") from None
 
 
 def _limits(where: str, rule: Rule, values: dict[str, Any]) -> dict[str, Any]:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rollstore.readers.arrow import Lease, dataset
+from rollstore.errors import CorruptionError
+from rollstore.readers.arrow import Lease, Rows, Scan
 from rollstore.readers.flat import ACTIONS, TOKENS, Flattened
 from rollstore.readers.repeats import repeats
 from rollstore.schema import TABLES
+from rollstore.schema.maps import key_problems
+from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from rollstore.store.store import Store
 
 VIEWS = ("rollouts", "tokens", "actions", "spans", "scores", "evaluations", "uses", "groups")
+
+OutOfMemory = duckdb.OutOfMemoryException
+"""What a query raises that memory does not hold and that may not go on on disk."""
 
 _ROW = "rollout_id, segment, run_id, group_id, step, environment"
 
@@ -83,7 +91,8 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
     try:
         # Without it, dates and times come out in the zone of whoever runs the query.
         connection.execute("SET TimeZone = 'UTC'")
-        tables = {name: dataset(source, name) for name in TABLES}
+        held = (source.snapshot, source) if isinstance(source, Lease) else (source, None)
+        tables = {name: _Mapped(held[0], name, held[1]) for name in TABLES}
         for name, table in tables.items():
             connection.register(f"{name}_rows", table)
         found = repeats(snapshot or source.snapshot)
@@ -106,14 +115,55 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
 def lock(connection: duckdb.DuckDBPyConnection) -> None:
     """Shut a connection off: no files, no network, no extensions, no Python variables, and no way back.
 
-    The views go on working. For queries of people or models that are only trusted with the store.
+    The views go on working. For queries of people or models that are only trusted with the store. Nothing is spilled
+    to disk from here on: a query that needs more than `memory_limit` ends in duckdb.OutOfMemoryException. Raises
+    ValueError where the connection can no longer be shut off: it has spilled, or was shut off before.
     """
     try:
-        os.getcwd()
-    except FileNotFoundError:  # DuckDB would refuse to be shut off: it asks where its folder of spilled rows is
+        # DuckDB leaves a query every folder that is named here, and by default its folder of spilled rows is `.tmp` in
+        # the working folder. A private one would not do either: a query can ask for its path, and fill the disk.
         connection.execute("SET temp_directory = ''")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+        connection.execute("SET allowed_directories = []")
+        connection.execute("SET allowed_paths = []")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    except duckdb.Error as error:
+        raise ValueError(f"lock: wanted a connection that can still be shut off, got one that says: {error}") from error
+
+
+class _Mapped(Rows):
+    """The dataset of one table, which names the rows that DuckDB cannot read: those with a key twice in one map.
+
+    DuckDB refuses the whole answer for one such row, without saying which. No append takes one.
+    """
+
+    def scanner(
+        self, columns: Any = None, filter: pc.Expression | None = None, parts: list[Part] | None = None, **options: Any
+    ) -> Scan:
+        """As of any dataset. Its batches raise CorruptionError."""
+        scan = super().scanner(columns, filter, parts, **options)
+        return Scan(scan.projected_schema, self._read(scan.to_batches()))
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name, array in zip(batch.schema.names, batch.columns, strict=True):
+                if any(key_problems(array, name, np.arange(len(array)))):
+                    raise self._named(name)
+            yield batch
+
+    def _named(self, column: str) -> CorruptionError:
+        """The error for a column, with the ids of the first rows of the table that it is about."""
+        found: list[str] = []
+        for batch in super().scanner(columns=["rollout_id", column]).to_batches():
+            array = batch.column(column)
+            rows = {p.row for p in key_problems(array, column, np.arange(len(array))) if p.row is not None}
+            found += [repr(batch.column("rollout_id")[row].as_py()) for row in sorted(rows)]
+            if len(found) > 3:
+                break
+        return CorruptionError(
+            f"{column}: wanted each key once in a map, got one twice in {', '.join(found[:3])}"
+            f"{' and more' if len(found) > 3 else ''}: verify names all, and a query without the column goes on"
+        )
 
 
 def _make_views(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, left_out: pa.Table) -> None:

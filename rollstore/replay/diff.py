@@ -300,10 +300,18 @@ def _paired(
             question = one.prompt_id or one.group_id or one.rollout_id
             scores.setdefault(question, {})[_name(one), _name(other)] = (a, b)
     sides = [
-        {question: fmean(pair[side] for pair in pairs.values()) for question, pairs in scores.items()}
+        {question: _mean([pair[side] for pair in pairs.values()]) for question, pairs in scores.items()}
         for side in range(2)
     ]
     return paired(sides[0], sides[1])
+
+
+def _mean(values: list[float]) -> float:
+    """The mean; infinite or NaN where infinities make it so, or numbers too large to add."""
+    try:
+        return fmean(values)
+    except (OverflowError, ValueError):
+        return sum(values) / len(values)
 
 
 def _outcome(a: float | None, b: float | None, floor: float) -> str:

@@ -57,7 +57,7 @@ def strict(limits: dict[str, Limits]) -> dict[str, Limits]:
 def read_limits(path: str | os.PathLike[str]) -> dict[str, Limits]:
     """Section -> limits. Raises ValueError, by section and key, for what does not belong there."""
     try:
-        read = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        read = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: wanted a TOML file in UTF-8, got: {error}") from None
     found: dict[str, Limits] = {}

@@ -23,7 +23,7 @@ SLACK = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """b against a over n questions that both scored."""
+    """b against a over n questions that both scored with finite numbers."""
 
     n: int
     mean_a: float
@@ -42,24 +42,29 @@ class Paired:
     """What two independent runs would need, for zero-or-one scores: see `smallest_difference`. NaN for other scores."""
     better: int
     worse: int
+    infinite: int = 0
+    """Questions that are left out: a side's score is infinite, so that no mean or spread would be a number."""
 
     def line(self) -> str:
         """The report for a person."""
+        left_out = f"; {self.infinite} more left out, with an infinite score" if self.infinite else ""
         return (
             f"mean {self.mean_a:.4g} to {self.mean_b:.4g} over {self.n} questions: {self.difference:+.4g}, "
             f"{self.level:.0%} interval [{self.low:+.4g}, {self.high:+.4g}], p {self.p:.3g}; {self.better} better, "
             f"{self.worse} worse; so many questions resolve {self.resolvable:.3g} (unpaired, {self.unseen:.3g})"
+            f"{left_out}"
         )
 
 
 def paired(a: Mapping[str, float], b: Mapping[str, float], *, level: float = 0.95) -> Paired | None:
     """Compares two scores of each question, over the questions in both; None below two of them.
 
-    Raises ValueError for a level outside (0, 1).
+    Those with a score that is no finite number count only in `infinite`. Raises ValueError for a level outside (0, 1).
     """
     if not 0 < level < 1:
         raise ValueError(f"level: wanted a number between 0 and 1, got {level}")
-    both = [name for name in a if name in b]
+    shared = [name for name in a if name in b]
+    both = [name for name in shared if math.isfinite(a[name]) and math.isfinite(b[name])]
     n = len(both)
     if n < 2:
         return None
@@ -81,6 +86,7 @@ def paired(a: Mapping[str, float], b: Mapping[str, float], *, level: float = 0.9
         unseen=smallest_difference(n, mean, level=level) if 0 <= mean <= 1 else math.nan,
         better=int((d > 0).sum()),
         worse=int((d < 0).sum()),
+        infinite=len(shared) - n,
     )
 
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from rollstore.schema.column import Column, Table
 from rollstore.schema.flat import Flat, Rows, is_known
+from rollstore.schema.maps import key_problems
 from rollstore.schema.problem import Kind, Problem, at, first_of_each
 from rollstore.schema.rules import RULES
 from rollstore.schema.times import readable, shown, unreadable
@@ -35,6 +36,9 @@ def problems(rows: Rows, of: Table) -> list[Problem]:
             found.extend(_column_problems(array, column, column.name, everywhere, lists))
         elif column.required and rows.count:
             found.extend(at(column.name, "null", everywhere, "null", REQUIRED))
+    for name in rows.names:
+        if name.startswith("x_") and (array := rows.array(name)) is not None:
+            found.extend(key_problems(array, name, everywhere))
     if any(p.column in {"tokens", "action_mask"} and p.kind in {"null", "null_item"} for p in found):
         return found  # nothing can be aligned to a mask that is not there
     for check in RULES[of.name]:
@@ -59,6 +63,8 @@ def _column_problems(
         owners = rows[items] if owner is None else rows[owner.row_of(items)]
         first = first_of_each(owners, shown(array.take(pa.array(items))))
         yield from at(path, kind, owners, lambda r, f=first: f[r], wanted)
+    if pa.types.is_map(column.type):
+        yield from key_problems(array, path, rows)
     if column.children:
         places = rows if owner is None else rows[owner.rows]
         if array.null_count:

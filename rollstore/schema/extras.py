@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rollstore.schema.flat import Flat
+from rollstore.schema.maps import key_problems
 from rollstore.schema.problem import Problem, at, first_of_each
 from rollstore.schema.times import readable, shown, unreadable
 
@@ -29,7 +30,8 @@ def extra_problems(columns: Mapping[str, pa.Array]) -> Iterator[Problem]:
     for name, array in columns.items():
         if name.startswith("x_"):
             wrong = [*_type_problems(array.type, name)]
-            yield from wrong or _range_problems(array, name, np.arange(len(array)))
+            rows = np.arange(len(array))
+            yield from wrong or (*_range_problems(array, name, rows), *key_problems(array, name, rows))
 
 
 def _type_problems(type_: pa.DataType, path: str) -> Iterator[Problem]:

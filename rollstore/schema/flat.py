@@ -48,7 +48,8 @@ class Flat:
             lengths = np.where(self.valid, np.diff(ends), 0)
             self.offsets: Ints = np.zeros(len(array) + 1, np.int64)
             np.cumsum(lengths, out=self.offsets[1:])
-            self.values: pa.Array = array.flatten()
+            owned = pa.array(np.repeat(self.valid, np.diff(ends)))
+            self.values: pa.Array = array.values.slice(int(ends[0]), int(ends[-1] - ends[0])).filter(owned)
         else:
             self.offsets = ends - ends[0]
             self.values = array.values.slice(int(ends[0]), int(ends[-1] - ends[0]))

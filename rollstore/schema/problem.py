@@ -12,6 +12,7 @@ Kind = Literal[
     "action_at_zero",
     "duplicate_head",
     "duplicate_id",
+    "duplicate_key",
     "duplicate_support",
     "ending_mismatch",
     "head_disagrees",

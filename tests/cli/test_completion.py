@@ -48,6 +48,39 @@ def test_each_shell_has_a_script_that_asks_in_its_way(shell: str) -> None:
     assert {"bash": "complete ", "zsh": "compdef ", "fish": "complete "}[shell] in script
 
 
+@pytest.mark.parametrize("shell", ASKED)
+@pytest.mark.parametrize("form", ["--show-completion {}", "--show-completion={}"])
+def test_a_shell_that_is_named_gets_its_own_script(form: str, shell: str) -> None:
+    result = CliRunner().invoke(app, form.format(shell).split(), prog_name="rollstore")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(answered(f"source_{shell}").strip())
+
+
+@pytest.mark.parametrize("name", ["zsh", "fish", "bash"])
+def test_completion_is_installed_for_the_shell_that_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = CliRunner().invoke(app, ["--install-completion", name], prog_name="rollstore")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{name} completion installed in {tmp_path}/")
+    scripts = [path for path in tmp_path.rglob("*rollstore*") if path.is_file()]
+    assert [f"complete_{name}" in path.read_text(encoding="utf-8") for path in scripts] == [True]
+
+
+@pytest.mark.parametrize("named", ["xonsh", "nu", "zsh fish", "zsh sql"])
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
+def test_a_shell_without_a_script_is_refused_and_nothing_installed(
+    option: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = CliRunner().invoke(app, [option, *named.split()], prog_name="rollstore")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"{option}: wanted one of bash, zsh, fish" in result.stderr
+    assert f"got {named!r}" in result.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
 TYPED = {
     "rollstore check-t": "rollstore check-tokens",
     "rollstore sql --no": "rollstore sql --no-sandbox",

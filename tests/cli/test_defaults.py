@@ -10,6 +10,7 @@ import typer
 
 from rollstore.cli import app
 from rollstore.cli.defaults import SAID_EACH_TIME
+from rollstore.replay.limits import read_limits
 from tests.cli.story import Run
 
 QUERY = "select 1 as a, 2 as b"
@@ -108,6 +109,65 @@ def test_a_value_that_an_option_refuses_is_bad_use_wherever_it_comes_from(
     result = run("sql", shown_store, QUERY)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "'yaml'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "problem"),
+    [
+        ("ROLLSTORE_SQL_FORMT", "wanted an option of sql, got none of it"),
+        ("ROLLSTORE_CHECK_TOKENS_JSN", "wanted an option of check-tokens, got none of it"),
+        ("ROLLSTORE_SQL_NO_SANDBOX", "wanted on the command line each time, got a default"),
+        ("ROLLSTORE_COMPACT_DROP_ROW", "wanted on the command line each time, got a default"),
+    ],
+)
+def test_a_variable_of_no_option_is_one_line_and_bad_use(
+    variable: str, problem: str, home: Path, shown_store: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    result = run("sql", shown_store, QUERY)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"rollstore: {variable}: {problem}\n")
+    monkeypatch.setenv(variable, "")
+    assert run("sql", shown_store, QUERY, "--format", "csv").stdout == CSV
+
+
+def test_variables_of_others_are_not_taken_for_options(
+    home: Path, shown_store: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CACHE", "SPOOL", "SQL", "SQLX_FORMAT", "GATEWAY_SERVICE_HOST", "GATEWAY_SERVICE_PORT_HTTP"):
+        monkeypatch.setenv(f"ROLLSTORE_{name}", "10.0.0.1")
+    monkeypatch.setenv("ROLLSTORE_GATEWAY_PORT_8000_TCP", "tcp://10.0.0.1:8000")
+    assert run("sql", shown_store, QUERY, "--format", "csv").stdout == CSV
+
+
+@pytest.mark.parametrize(("option", "value"), [("FORMAT", CSV), ("LIMIT", CSV)])
+def test_an_empty_variable_is_as_one_that_is_not_set(
+    option: str, value: str, home: Path, shown_store: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "work/rollstore.toml").write_text('[sql]\nformat = "csv"\n', encoding="utf-8")
+    monkeypatch.setenv(f"ROLLSTORE_SQL_{option}", "")
+    result = run("sql", shown_store, QUERY)
+    assert (result.exit_code, result.stdout) == (0, value)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(home: Path, shown_store: str, run: Run) -> None:
+    (home / "work/rollstore.toml").write_text('[sql]\nformat = "csv"\n', encoding="utf-8-sig")
+    assert run("sql", shown_store, QUERY).stdout == CSV
+
+
+def test_other_files_of_a_command_are_utf_8_too_with_or_without_a_mark(
+    shown_store: str, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "given.toml"
+    file.write_bytes(b"# \xff")
+    result = run("audit", shown_store, "--config", str(file))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"rollstore: {file}: wanted a TOML file in UTF-8, got: ")
+    with pytest.raises(ValueError, match="wanted a TOML file in UTF-8"):
+        read_limits(file)
+    file.write_bytes(b'\xef\xbb\xbfonly = ["duplicate-ids"]')
+    assert len(json.loads(run("audit", shown_store, "--config", str(file), "--json").stdout)["rules"]) == 1
+    file.write_bytes(b"\xef\xbb\xbf[cache]\nk3 = 1.0")
+    assert read_limits(file)["cache"].k3 == 1.0
 
 
 def test_no_variable_opens_the_sandbox(home: Path, shown_store: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

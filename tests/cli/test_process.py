@@ -64,6 +64,12 @@ def test_no_color_takes_the_colour_away(shown_store: str) -> None:
     assert "\x1b[3" not in shown
 
 
+def test_no_color_leaves_bold_and_a_dumb_terminal_gets_nothing(shown_store: str) -> None:
+    query = ["sql", shown_store, "select null as a"]
+    assert "\x1b[1m" in in_terminal(query, NO_COLOR="1")
+    assert "\x1b" not in in_terminal(query, TERM="dumb")
+
+
 def started(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -10,12 +10,14 @@ import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 
 from rollstore.cli.query import Answer, as_csv, ask
+from rollstore.readers.duckdb import connect
 from tests.cli.story import HOSTILE, Run
 
 QUERY = "select rollout_id, reward, replay_key, logprobs, metadata from rollouts where segment = 1"
@@ -239,6 +241,61 @@ def test_a_query_reaches_nothing_but_the_store(query: str, shown_store: str, run
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("rollstore: ")
     assert file.read_text(encoding="utf-8") == "secret\n"
+
+
+def test_a_query_reaches_nothing_in_the_folder_that_duckdb_would_spill_to(
+    shown_store: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil = "attach '.tmp/evil.db' as x; create table x.t as select 'persisted' a; from x.t"
+    for query in (f"export database '.tmp'; {evil}", evil, "copy (select 1 a) to '.tmp/out.csv'"):
+        result = run("sql", shown_store, query)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert [*tmp_path.iterdir()] == []
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "credentials.txt").write_text("hunter2", encoding="utf-8")
+    for query in ("select content from read_text('.tmp/credentials.txt')", "from glob('.tmp/*')"):
+        result = run("sql", shown_store, query)
+        assert (result.exit_code, result.stdout) == (2, "")
+    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["credentials.txt"]
+
+
+def test_a_query_that_memory_cannot_hold_is_one_line_that_says_what_can(
+    shown_store: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(*arguments: Any, **options: Any) -> duckdb.DuckDBPyConnection:
+        connection = connect(*arguments, **options)
+        connection.execute("SET threads = 1; SET memory_limit = '64MB'")
+        return connection
+
+    monkeypatch.setattr("rollstore.readers.duckdb.connect", small)
+    result = run("sql", shown_store, "select repeat('x', 99) || i as v from range(2_000_000) t(i) order by hash(i)")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "wanted a query that memory can hold" in result.stderr
+    assert "--no-sandbox" in result.stderr
+
+
+@pytest.mark.parametrize("where", ["file", "stdin", "argument", "ls --where"])
+def test_a_query_that_is_no_utf_8_is_one_line_and_bad_use(
+    where: str, shown_store: str, run: Run, tmp_path: Path
+) -> None:
+    given, file = b"select 'a\xffb' as s", tmp_path / "latin.sql"
+    file.write_bytes(given)
+    text = given.decode("utf-8", "surrogateescape")
+    result = {
+        "file": lambda: run("sql", shown_store, "-f", str(file)),
+        "stdin": lambda: run("sql", shown_store, "-f", "-", input=given),
+        "argument": lambda: run("sql", shown_store, text),
+        "ls --where": lambda: run("ls", shown_store, "--where", f"({text}) is not null"),
+    }[where]()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(r"rollstore: .*: wanted text in UTF-8, got .*\n", result.stderr)
+
+
+def test_a_file_with_a_query_may_begin_with_a_byte_order_mark(shown_store: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "marked.sql"
+    file.write_text("select 'ä' as a", encoding="utf-8-sig")
+    assert json.loads(run("sql", shown_store, "-f", str(file), "--json").stdout) == [{"a": "ä"}]
 
 
 def test_files_are_open_to_a_query_outside_the_sandbox(shown_store: str, run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,36 @@ def test_scores_of_several_sizes_are_tested_by_flipping_every_sign() -> None:
     many = paired(scores(*[0.0] * 40), scores(*np.linspace(0.1, 1, 40)))
     assert many is not None
     assert many.p < 1e-3
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_an_infinite_score_is_left_out_and_counted(odd: float) -> None:
+    whole = paired(scores(0, 0, 1, 1, 0), scores(1, 1, 1, 0, 1))
+    assert whole is not None
+    for a, b in ((odd, 1.0), (0.0, odd), (odd, odd)):
+        found = paired(scores(0, 0, 1, 1, 0, a), scores(1, 1, 1, 0, 1, b))
+        assert found == dataclasses.replace(whole, infinite=1)
+        assert found.line() == f"{whole.line()}; 1 more left out, with an infinite score"
+    assert paired(scores(odd, 0), scores(1, 1)) is None
+
+
+def test_runs_with_infinite_rewards_are_compared_by_the_others() -> None:
+    def run(*rewards: float) -> list[Rollout]:
+        return [
+            Rollout(
+                rollout_id=str(n), prompt_id=f"p{n // 2}", tokens=[1, 2], action_mask=[False, True], reward=reward,
+                reward_status="scored",
+            )
+            for n, reward in enumerate(rewards)
+        ]  # fmt: skip
+
+    found = diff(
+        run(0, 0, 1, 0, math.inf, -math.inf, 1e308, 1e308, math.inf, 1),
+        run(1, 0, 1, 1, 0, 0, 0, 0, math.inf, 1),
+    ).paired
+    assert found is not None
+    assert (found.n, found.infinite, found.mean_a, found.mean_b) == (2, 3, 0.25, 0.75)
+    assert all(map(math.isfinite, (found.low, found.high, found.p, found.resolvable)))
 
 
 def test_the_unit_of_the_scores_changes_no_p() -> None:
