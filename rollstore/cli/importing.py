@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +18,7 @@ from rollstore.cli.text import visible
 
 if TYPE_CHECKING:
     from rollstore.exchange.report import Report
+    from rollstore.store.store import Store
 
 app = typer.Typer()
 
@@ -65,6 +68,15 @@ def import_(
         typer.Option(metavar="FILE", help="jsonl: a TOML file, our column = their field.", show_default=False),
     ] = None,
     table: Annotated[str, typer.Option(metavar="NAME", help="jsonl: the table that the rows belong to.")] = "rollouts",
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="NAME=TYPE",
+            help="jsonl: what a column of your own holds, as x_share=float64, several times for several.",
+            show_default=False,
+        ),
+    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="A folder with the tokenizer, for dumps that hold text.", show_default=False),
@@ -88,7 +100,6 @@ def import_(
     status 1 if rows were refused.
     """
     from rollstore.exchange.source import expand, size_of
-    from rollstore.store.store import open as open_store
 
     total = sum(map(size_of, expand(files, ("",)))) or None
     options: dict[str, Any] = {"run": run, "rejects": rejects, "resume": resume}
@@ -106,15 +117,50 @@ def import_(
         options["tokenizer"] = load(tokenizer)
     if form is From.JSONL:
         options |= {"mapping": mapping, "table": table}
-    opened = open_store(store, create=True)  # not before everything else was found
+        options["types"] = _types(types or ())
+    elif types:
+        raise ValueError(f"import {form.value}: --type: wanted it with jsonl only, got {types[0]}")
     with console.progress(f"importing {form.value}", total) as done:
-        report = _importer(form)(opened, files, progress=done, **options)
+        report = _importer(form)(_Later(store), files, progress=done, **options)
+    for column, field in report.unmet.items():
+        said = f"{mapping}: {column}: no record has the field {field!r} that it names"
+        hint = "; a name that holds a dot stands in quotes of its own" if "." in field else ""
+        print(visible(f"rollstore: warning: {said}{hint}"), file=sys.stderr)
     if as_json:
         console.emit(document({"report": report, "total": report.total}))
     else:
         _tell(report)
     if report.total.refused:
         raise typer.Exit(CHECK_FAILED)
+
+
+class _Later:
+    """The store of a path: opened, and made where there is none, when something is first asked of it.
+
+    An import that fails before it has a row to take makes none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._store: Store | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        from rollstore.store.store import open as open_store
+
+        if self._store is None:
+            self._store = open_store(self._path, create=True)
+        return getattr(self._store, name)
+
+
+def _types(given: Iterable[str]) -> dict[str, str]:
+    """NAME=TYPE, each once. Raises ValueError."""
+    types: dict[str, str] = {}
+    for text in given:
+        name, sign, word = text.partition("=")
+        if not sign or name in types:
+            raise ValueError(f"import jsonl: --type: wanted x_NAME=TYPE, each name once, got {text}")
+        types[name] = word
+    return types
 
 
 def _importer(form: From) -> Any:

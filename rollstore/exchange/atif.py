@@ -21,7 +21,7 @@ from rollstore.exchange.intake import LINES, Intake, Options, Paths, Progress, R
 from rollstore.exchange.pieces import Texts, known, metadata
 from rollstore.exchange.records import Made, Place, Record, decoded, ids, made, refuse, text
 from rollstore.exchange.segments import Decoder, log_probs, rollouts, stretches
-from rollstore.exchange.source import LINE_BYTES, expand, fingerprint, opened
+from rollstore.exchange.source import BOM, LINE_BYTES, expand, fingerprint, opened
 from rollstore.schema import Rollout
 from rollstore.store.snapshot import Snapshot
 from rollstore.store.store import Store
@@ -114,7 +114,7 @@ def _trajectory(segments: list[Rollout], decoder: Decoder) -> dict[str, Any]:
 
 def _document(path: str, make: Any, progress: Progress | None) -> Iterator[Record]:
     with opened(path, None if progress is None else lambda size: progress(path, size)) as file:
-        mark, data = fingerprint(file), file.read(LINE_BYTES)
+        mark, data = fingerprint(file), file.read(LINE_BYTES).removeprefix(BOM)
     place = Place(format="atif", file=path, fingerprint=mark, row=1)
     yield made(1, data, lambda: make(decoded(data), place))
 

@@ -12,7 +12,7 @@ import json
 from typing import Any, Unpack
 
 from rollstore.exchange.intake import Intake, Options, Paths, Progress, Report
-from rollstore.exchange.pieces import from_ids, metadata
+from rollstore.exchange.pieces import from_ids, judged, metadata
 from rollstore.exchange.records import Made, Place, ids, number, refuse
 from rollstore.store.store import Store
 
@@ -67,15 +67,13 @@ def _group(record: dict[str, Any], place: Place) -> Made:
         rollouts.append(rollout)
         reference = lists["ref_logprobs"][n]
         if reference is not None:
-            if len(reference) != len(tokens):
-                raise refuse("ref_logprobs", f"{len(tokens)} values, one a token", len(reference))
             evaluations.append(
                 {
                     "evaluation_id": "atropos ref_logprobs",
                     "rollout_id": rollout.rollout_id,
                     "segment": 0,
                     "role": "reference",
-                    "logprobs": [float(v) for v, is_drawn in zip(reference, drawn, strict=True) if is_drawn],
+                    "logprobs": judged(reference, drawn, "ref_logprobs"),
                 }
             )
     return Made(rollouts=rollouts, others={"evaluations": evaluations})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rollstore.exchange.report import Counts, Options, Rejects, Report
 from rollstore.exchange.seen import Seen, Stored, key_hashes
 from rollstore.exchange.settle import rows_of, settled
 from rollstore.exchange.source import Lines, expand, opened
+from rollstore.schema import TABLES, Rollout
 from rollstore.store.columns import read_types
 from rollstore.store.store import Store
 
@@ -28,6 +29,9 @@ Make = Callable[[dict[str, Any], Place], Made]
 
 BATCH_RECORDS, BATCH_BYTES = 512, 8 << 20
 """Records that are taken at a time, or their bytes in the file, whichever is less."""
+
+SAMPLE_RECORDS = 8192
+"""Records that are taken at once where a column of the caller's is new: what these hold is what gives it its type."""
 
 LINES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 """How files of lines end."""
@@ -48,10 +52,11 @@ class Intake:
         self, store: Store, format: str, *, run: str | None = None, rejects: str | os.PathLike[str] | None = None,
         resume: bool = False, missing: str = "",
     ) -> None:  # fmt: skip
-        self.report = Report(format=format, store=store.path, missing=missing)
-        self.types: dict[str, pa.DataType] = read_types(store.filesystem)
-        """Types of the caller's columns: those of the store, and what an export noted."""
-        self._store, self._run, self._resume = store, run, resume
+        self.report = Report(format=format, store="", missing=missing)
+        self.types: dict[str, pa.DataType] = {}
+        """Types of the caller's columns: those of the store, and what an export or the caller says."""
+        self._declared: dict[str, pa.DataType] = {}
+        self._store, self._run, self._resume, self._begun = store, run, resume, False
         self._rejects = Rejects(rejects, again=resume)
         self.report.rejects = self._rejects.path
         self._writers: dict[str, Any] = {}
@@ -61,13 +66,37 @@ class Intake:
     def __enter__(self) -> Intake:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._begun and kind is not None:
+            self._rejects.give_up()
+            return
         try:
+            self._begin()
             for writer in self._writers.values():
                 writer.close()
         finally:
             self._rejects.close()
         self.report.causes = self._rejects.causes()
+
+    def declare(self, types: Mapping[str, pa.DataType]) -> None:
+        """Types that the caller's columns shall have, before the first row is taken."""
+        self._declared |= types
+        self.types |= types
+
+    def _begin(self) -> None:
+        """Look into the store, not before there is something to take: what is asked of it first may make it.
+
+        Raises ValueError where a column that was declared has another type there.
+        """
+        if self._begun:
+            return
+        held = read_types(self._store.filesystem)
+        for name, type_ in self._declared.items():
+            if held.get(name, type_) != type_:
+                raise ValueError(f"{name}: wanted {held[name]}, its type in the store, got {type_}")
+        self.types |= held
+        self.report.store, self._begun = self._store.path, True
+        self._rejects.begin()
 
     def lines(self, paths: Paths, make: Make, progress: Progress | None = None) -> None:
         """Take the lines of JSONL files; of a folder those that say so. Raises WriteError, and what opening raises."""
@@ -91,17 +120,28 @@ class Intake:
         """Take the records of one file, batch by batch; after each, what was taken survives the end of this process."""
         counts = self.report.files.setdefault(path, Counts())
         batch: list[Record] = []
-        size = 0
+        size, most = 0, BATCH_RECORDS
         for record in records:
             counts.read += record.row is not None
             batch.append(record)
             size += len(record.raw or b"")
-            if len(batch) >= BATCH_RECORDS or size >= BATCH_BYTES:
+            if len(batch) >= most or size >= BATCH_BYTES:
+                if most == BATCH_RECORDS and size < BATCH_BYTES and self._are_new(batch):
+                    most = SAMPLE_RECORDS
+                    continue
                 self._batch(path, batch, counts)
-                batch, size = [], 0
+                batch, size, most = [], 0, BATCH_RECORDS
         self._batch(path, batch, counts)
 
+    def _are_new(self, batch: Sequence[Record]) -> bool:
+        """Whether some row has a column of the caller's of which no type is known."""
+        self._begin()
+        return any(name.startswith("x_") and name not in self.types for record in batch for name in _names(record))
+
     def _batch(self, path: str, batch: Sequence[Record], counts: Counts) -> None:
+        if not batch:
+            return
+        self._begin()
         sound = [record for record in batch if record.made is not None]
         for record in batch:
             if record.made is None:
@@ -199,6 +239,14 @@ class Intake:
         counts.refused += 1
         counts.unread += record.row is None
         self._rejects.add(path, record, reason)
+
+
+def _names(record: Record) -> Iterator[str]:
+    """The columns of the rows that a record becomes; of rollouts the caller's own."""
+    if record.made is not None:
+        for name in TABLES:
+            for row in rows_of(record, name):
+                yield from (row.extra or ()) if isinstance(row, Rollout) else row
 
 
 def _named(table: pa.Table) -> pa.Table:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import zstandard
 
 from rollstore.errors import CorruptionError
+from rollstore.exchange.declared import declared
 from rollstore.exchange.folder import ABOUT, STAGED, Exported, Progress, Written, about, new_file, new_folder
 from rollstore.exchange.gather import runs_of
 from rollstore.exchange.intake import Intake, Report
@@ -114,6 +115,7 @@ def import_jsonl(
     run: str | None = None,
     rejects: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    types: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Take JSONL (plain, zstd or gzip) whose fields are named as our columns, as an export writes it.
@@ -123,24 +125,28 @@ def import_jsonl(
     segment 0. `mapping`: a TOML file that says which of their fields is which column of rollouts (`mapping.py`), with
     `tokenizer` where it names texts; fields that it does not name are left out. Bad rows go to `rejects`, and the rest
     goes on. With `resume` rows that are in the store are passed over; without it a rollout that is there is refused.
-    `run` fills run_id where it is null.
+    `run` fills run_id where it is null. `types` says what the caller's x_ columns hold, as {"x_share": "float64"},
+    where the first rows would not show it; a mapping's own go before them.
 
-    Raises ValueError on an unknown table or a wrong mapping, StoreError where `rejects` is there already, OSError of a
-    file, WriteError.
+    Raises ValueError on an unknown table, a wrong mapping or type, or one that the store has otherwise, StoreError
+    where `rejects` is there already, OSError of a file, WriteError.
     """
     if table not in TABLES:
         raise ValueError(f"table: wanted one of {', '.join(TABLES)}, got {table!r}")
+    said = declared(types or {}, "types")
     fields = None if mapping is None else read_mapping(mapping)
     texts = None if fields is None or "response_text" not in fields.columns else Texts(tokenizer, "jsonl")
     with Intake(store, "jsonl", run=run, rejects=rejects, resume=resume) as intake:
+        intake.declare(said)
         if fields is not None:
+            intake.declare(fields.types)
             intake.lines(paths, lambda record, place: mapped(record, place, fields, texts), progress)
+            intake.report.unmet = dict(fields.unmet) if intake.report.total.read else {}
             return intake.report
-        own = dict(intake.types)
         for path in expand(paths, tuple(SUFFIXES.values())):
             name = Path(path).name.partition(".")[0]
             into = name if name in TABLES else table
-            intake.types = {**types_beside(path, into), **own, **intake.types}
+            intake.types = {**types_beside(path, into), **intake.types}
             intake.lines([path], lambda record, place, into=into: _row(record, place, into), progress)
         return intake.report
 

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from rollstore.exchange.intake import Intake, Options, Paths, Progress, Report
-from rollstore.exchange.pieces import from_ids, metadata
+from rollstore.exchange.pieces import from_ids, judged, metadata
 from rollstore.exchange.records import Made, Place, ids, number, refuse
 from rollstore.store.store import Store
 
@@ -68,7 +68,7 @@ def _row(record: dict[str, Any], place: Place) -> Made:
 
 
 def _anchor(rollout_id: str, step: int | None, values: list[Any], mask: list[Any]) -> dict[str, Any]:
-    drawn = [float(value) for value, is_drawn in zip(values, mask, strict=True) if is_drawn]
+    drawn = judged(values, mask, "prev_logprobs")
     name = "nemo-rl prev_logprobs" if step is None else f"nemo-rl prev_logprobs {step}"
     return {"evaluation_id": name, "rollout_id": rollout_id, "segment": 0, "role": "anchor", "logprobs": drawn}
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollstore.exchange.records import Place, first_line, refuse, text
+from rollstore.exchange.records import Place, first_line, number, refuse, text
 from rollstore.replay.tokens import template_fingerprint, tokenizer_fingerprint
 from rollstore.schema import Flag, Known, Rollout, Span
 from rollstore.schema.text import to_json
@@ -60,6 +60,16 @@ def known(values: Sequence[Any]) -> Known:
     return Known(np.array(held, np.float64), np.array([value is not None for value in values], bool))
 
 
+def judged(values: Any, drawn: Sequence[Any], where: str) -> list[float | None]:
+    """What another forward pass made of the drawn tokens [A], of values [T] of all. null and NaN are unknown ones.
+
+    Raises UnsupportedRecordError.
+    """
+    if not isinstance(values, list) or len(values) != len(drawn):
+        raise refuse(where, f"{len(drawn)} values, one a token", values)
+    return [number(value, where) for value, is_drawn in zip(values, drawn, strict=True) if is_drawn]
+
+
 def spans(drawn: Bools, roles: Sequence[str | None] = ("prompt", "assistant", None)) -> tuple[Span, ...]:
     """One for each stretch of the mask. `roles`: of what stands before the first action, of actions, of the rest."""
     made: list[Span] = []
@@ -75,7 +85,7 @@ def spans(drawn: Bools, roles: Sequence[str | None] = ("prompt", "assistant", No
 def metadata(record: dict[str, Any], taken: Sequence[str]) -> dict[str, Any] | None:
     """What no column has a place for, by its own names; nothing that is null.
 
-    NaN and infinities, which metadata cannot hold, are left as texts.
+    What metadata cannot hold, as NaN, infinities and what is nested very deep, is left as text.
     """
     kept = {name: _strict(value) for name, value in record.items() if name not in taken and value is not None}
     return kept or None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollstore.exchange.pieces import flags_of, from_ids, metadata
-from rollstore.exchange.records import Made, Place, ids, refuse
+from rollstore.exchange.pieces import flags_of, from_ids, judged, metadata
+from rollstore.exchange.records import Made, Place, ids
 
 _BESIDE = ("rank", "micro_step", "micro_sequence_idx", "export_sequence_idx")
 
@@ -34,17 +34,10 @@ def token_export(record: dict[str, Any], place: Place) -> Made:
         logprob_kind="unknown",
         metadata=metadata({name: record.get(name) for name in _BESIDE}, ()),
     )
-    columns = {"logprobs": _drawn(record, "trainer_logprobs", mask), "entropies": _drawn(record, "entropy", mask)}
-    row = {"evaluation_id": f"prime-rl token export {step}", "rollout_id": rollout.rollout_id, "segment": 0}
-    row |= {"role": "trainer"} | {name: values for name, values in columns.items() if values is not None}
-    return Made(rollouts=[rollout], others={"evaluations": [] if columns["logprobs"] is None else [row]})
-
-
-def _drawn(record: dict[str, Any], name: str, mask: list[bool]) -> list[float | None] | None:
-    """The values of drawn tokens; those that were not finite are null in the file."""
-    values = record.get(name)
-    if values is None:
-        return None
-    if not isinstance(values, list) or len(values) != len(mask):
-        raise refuse(name, f"{len(mask)} values, one a token", values)
-    return [None if v is None else float(v) for v, is_drawn in zip(values, mask, strict=True) if is_drawn]
+    fields = {"logprobs": "trainer_logprobs", "entropies": "entropy"}
+    given = {name: field for name, field in fields.items() if record.get(field) is not None}
+    columns = {name: judged(record[field], mask, field) for name, field in given.items()}
+    name = "prime-rl token export" if step is None else f"prime-rl token export {step}"
+    row = {"evaluation_id": name, "rollout_id": rollout.rollout_id, "segment": 0}
+    row |= {"role": "trainer"} | columns
+    return Made(rollouts=[rollout], others={"evaluations": [row] if "logprobs" in columns else []})

@@ -160,7 +160,7 @@ def _evaluations(nodes: list[Any], rollout_id: str, segment: int) -> list[dict[s
                 each = [node.get(field) or [None] * count for node, count in zip(nodes, counts, strict=True)]
                 if [len(values) for values in each] != counts:
                     raise refuse(field, f"{sum(counts)} values, one a token that was drawn", sum(map(len, each)))
-                row[column] = [None if value is None else float(value) for values in each for value in values]
+                row[column] = [number(value, field) for values in each for value in values]
         if row:
             key = {"evaluation_id": f"prime-rl {role}", "rollout_id": rollout_id, "segment": segment, "role": role}
             made.append(key | row)

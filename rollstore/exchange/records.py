@@ -14,6 +14,9 @@ import xxhash
 from rollstore.errors import UnsupportedRecordError
 from rollstore.schema import Rollout
 
+OTHER_SHAPE = "record: wanted one of this format"
+"""How the reason begins where a record has another shape, in a way that nobody foresaw."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
@@ -61,10 +64,22 @@ def made(row: int, raw: bytes | None, make: Callable[[], Made]) -> Record:
         return Record(row=row, raw=raw, made=rows)
     except UnsupportedRecordError as error:
         return Record(row=row, raw=raw, reason=str(error))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # Other people's files hold anything anywhere. A row of another shape is a bad row, and the rest goes on.
-        said = f"{type(error).__name__}: {first_line(error)}"
-        return Record(row=row, raw=raw, reason=f"record: wanted one of this format, got {said}")
+        return Record(row=row, raw=raw, reason=_other_shape(error))
+
+
+def _other_shape(error: Exception) -> str:
+    """Why a record is none of a format, in the words of what is wrong with it."""
+    if isinstance(error, KeyError):
+        return f"record: wanted a field {first_line(error)}, got none"
+    if isinstance(error, RecursionError):
+        return "record: wanted values that are nested less deeply, got too many levels"
+    if isinstance(error, UnicodeEncodeError):
+        return f"record: wanted texts that UTF-8 can hold, got a lone surrogate: {first_line(error)}"
+    if isinstance(error, OverflowError):
+        return f"record: wanted numbers that fit into their columns, got: {first_line(error)}"
+    return f"{OTHER_SHAPE}, got {type(error).__name__}: {first_line(error)}"
 
 
 def refuse(where: str, wanted: str, got: Any) -> UnsupportedRecordError:
@@ -94,8 +109,10 @@ def decoded(line: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError):
         try:  # slower, and takes what the first does not: NaN, and texts with lone surrogates
-            value = json.loads(line, parse_float=_finite)
-        except (ValueError, RecursionError) as error:
+            value = json.loads(line.decode(), parse_float=_finite)  # of bytes it would guess the encoding
+        except RecursionError:
+            raise UnsupportedRecordError("line: wanted JSON that is nested less deeply, got too many levels") from None
+        except ValueError as error:
             raise UnsupportedRecordError(f"line: wanted JSON, got: {error}") from None
     if not isinstance(value, dict):
         raise refuse("line", "a JSON object", value)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rollstore.errors import SchemaError
 from rollstore.exchange.records import Made, Record, first_line
-from rollstore.exchange.values import rows_to_table
+from rollstore.exchange.values import REFUSALS, array, rows_to_table
 from rollstore.schema import TABLES, Problem, to_table
 
 
@@ -58,12 +58,10 @@ def _build(name: str, records: Sequence[Record], types: Mapping[str, pa.DataType
     owners = [n for n, record in enumerate(records) for _ in rows_of(record, name)]
     rows = [row for record in records for row in rows_of(record, name)]
     try:
-        table = rows_to_table(rows, TABLES[name], types) if isinstance(rows[0], Mapping) else to_table(rows)
-        other = [f for f in table.schema if types.get(f.name, f.type) != f.type]
-        if other:
-            found, wanted = str(other[0].type), f"{types[other[0].name]}, its type since its first use"
-            problem = Problem(column=other[0].name, kind="wrong_type", row=None, found=found, wanted=wanted)
-            raise SchemaError([problem])
+        if isinstance(rows[0], Mapping):
+            table = rows_to_table(rows, TABLES[name], types)
+        else:
+            table = _in_their_types(to_table(rows), rows, types)
     except SchemaError as error:
         reasons: dict[int, list[str]] = {}
         for problem in error.problems:
@@ -71,8 +69,25 @@ def _build(name: str, records: Sequence[Record], types: Mapping[str, pa.DataType
                 reasons.setdefault(owners[problem.row], []).append(_said(problem))
         said = "; ".join(_said(problem) for problem in error.problems[:5])
         raise _Unfit({n: "; ".join(lines[:5]) for n, lines in reasons.items()}, said) from error
-    except (OverflowError, TypeError, ValueError, pa.ArrowException) as error:  # values that no column can be made of
+    except (*REFUSALS, RecursionError) as error:  # values that no column can be made of
         raise _Unfit({}, f"record: wanted values for {name}, got: {first_line(error)}") from error
+    return table
+
+
+def _in_their_types(table: pa.Table, rows: Sequence[Any], types: Mapping[str, pa.DataType]) -> pa.Table:
+    """The rows of records, with the caller's columns in the types that they have: 1 is a float among floats."""
+    for place, field in enumerate(table.schema):
+        type_ = types.get(field.name, field.type)
+        if field.name.startswith("x_") and type_ != field.type:
+            try:
+                made = array([(row.extra or {}).get(field.name) for row in rows], type_)
+            except REFUSALS as error:
+                wanted = f"what JSON has for {type_}"
+                problem = Problem(
+                    column=field.name, kind="wrong_type", row=None, found=first_line(error), wanted=wanted
+                )
+                raise SchemaError([problem]) from error
+            table = table.set_column(place, field.name, made)
     return table
 
 

@@ -25,9 +25,21 @@ LINE_BYTES = 256 << 20
 FINGERPRINT_BYTES = 1 << 20
 """What a file is known by: its first bytes, decompressed, so that it may move, grow or be packed otherwise."""
 
+BOM = b"\xef\xbb\xbf"
+"""What some programs put before UTF-8. It is no JSON, and left out where a file begins."""
+
 _READ = 1 << 16
 _SLICE = 1 << 12  # compressed bytes handed to zstd at a time: it may make 30,000 times as many of them
-_ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+_ZSTD, _GZIP = (
+    re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+    b"\x1f\x8b",
+)  # zstd may begin with a frame to skip
+_OTHERS = {
+    b"\xfd7zXZ\0": "one packed with xz", b"BZh": "one packed with bzip2", b"\x04\x22\x4d\x18": "one packed with lz4",
+    b"PK\x03\x04": "a zip archive", b"7z\xbc\xaf\x27\x1c": "a 7z archive", b"PAR1": "Parquet",
+    b"ARROW1": "an Arrow file", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
+}  # fmt: skip
+"""How files begin that hold no lines, whatever they are called."""
 _URL = re.compile(r"\w[\w+.-]+(://|::)")
 _NUMBERS = re.compile(r"(\d+)")
 
@@ -123,23 +135,30 @@ def fingerprint(file: io.BufferedReader) -> str:
 
 
 def chunks(file: io.BufferedReader, name: str) -> Iterator[bytes]:
-    """What a file holds, decompressed if it is zstd or gzip. Raises CorruptionError where it ends too early."""
-    head = file.peek(4)
-    if head.startswith(_ZSTD):
+    """What a file holds, decompressed if it is zstd or gzip.
+
+    Raises CorruptionError where it ends too early, or is packed in another way or in UTF-16.
+    """
+    head = file.peek(8)
+    if _ZSTD.match(head):
         yield from _unpacked(file, name, _SLICE, lambda: zstandard.ZstdDecompressor().decompressobj())
     elif head.startswith(_GZIP):
-        yield from _unpacked(file, name, _SLICE, lambda: zlib.decompressobj(wbits=31))
+        yield from _unpacked(file, name, _SLICE, lambda: zlib.decompressobj(wbits=31), padding=b"\0")
+    elif other := next((what for magic, what in _OTHERS.items() if head.startswith(magic)), None):
+        raise CorruptionError(f"{name}: wanted lines of UTF-8, plain or packed with zstd or gzip, got {other}")
     else:
         while data := file.read(_READ):
             yield data
 
 
-def _unpacked(file: io.BufferedReader, name: str, size: int, begin: Callable[[], Any]) -> Iterator[bytes]:
-    """Frames one after the other; the last must be whole."""
+def _unpacked(
+    file: io.BufferedReader, name: str, size: int, begin: Callable[[], Any], padding: bytes = b""
+) -> Iterator[bytes]:
+    """Frames one after the other; the last must be whole. `padding` may stand behind one: tapes fill up with zeros."""
     frame: Any = None
     try:
         while data := file.read(size):
-            while data:
+            while data := data if frame is not None or not padding else data.lstrip(padding):
                 frame = begin() if frame is None else frame
                 if made := frame.decompress(data):
                     yield made
@@ -193,7 +212,7 @@ class Lines:
     def _all(self) -> Iterator[bytes]:
         first, self._first = self._first, []
         for n, data in enumerate(first):
-            yield data.removeprefix(b"\xef\xbb\xbf") if n == 0 else data
+            yield data.removeprefix(BOM) if n == 0 else data
         if self._broken is not None:
             raise self._broken
         yield from self._chunks

@@ -16,12 +16,17 @@ from rollstore.errors import SchemaError
 from rollstore.exchange.records import first_line
 from rollstore.schema import Problem, Table, prepare
 from rollstore.schema.column import SYSTEM_COLUMNS
+from rollstore.schema.leaves import allowed
+from rollstore.schema.nesting import deep_rows
 
 t = pa.types
 
 SPECIAL = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 _SYSTEM = {column.name: column.type for column in SYSTEM_COLUMNS}
 _OWN = "x_"
+_UTF_8 = "texts that UTF-8 can hold"  # JSON can escape half a pair of surrogates
+_EXACT = 2.0**53  # whole numbers below it are floats as they are
+REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
 
 
 def rows_to_table(rows: Sequence[Mapping[str, Any]], of: Table, types: Mapping[str, pa.DataType]) -> pa.Table:
@@ -38,18 +43,50 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]], of: Table, types: Mapping[s
         if type_ is None and not name.startswith(_OWN):
             wrong += [_unknown(name, n) for n, row in enumerate(rows) if name in row]
             continue
+        if type_ is None:
+            made = _inferred(name, values)
+            if isinstance(made, pa.Array):
+                arrays[name] = made
+            else:
+                wrong += made
+            continue
         try:
-            arrays[name] = pa.array(values) if type_ is None else array(values, type_)
-        except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-            said = first_line(error)
-            wanted = "values of one type" if type_ is None else f"what JSON has for {type_}"
-            wrong.append(Problem(column=name, kind="wrong_type", row=None, found=said, wanted=wanted))
+            arrays[name] = array(values, type_)
+        except REFUSALS as error:
+            wanted = _UTF_8 if isinstance(error, UnicodeEncodeError) else f"what JSON has for {type_}"
+            wrong.append(Problem(column=name, kind="wrong_type", row=None, found=first_line(error), wanted=wanted))
     if wrong:
         raise SchemaError(wrong)
     for column in of.columns:
         if column.required and column.name not in arrays:  # said by row, which a column that is not there is not
             arrays[column.name] = pa.nulls(len(rows), column.type)
     return prepare(pa.table(arrays), of.name)
+
+
+def _inferred(name: str, values: Sequence[Any]) -> pa.Array | list[Problem]:
+    """The caller's values [n] in the type that Arrow sees in them, or why they have none, by row where one is wrong."""
+    if deep := deep_rows(name, values):
+        return deep
+    try:
+        return pa.array(values)
+    except REFUSALS as error:
+        problems: list[Problem] = []
+        for row, value in enumerate(values):
+            try:
+                pa.array([value])
+            except REFUSALS as alone:
+                problems.append(_alone(name, row, value, alone))
+        said = first_line(error)
+        return problems or [Problem(column=name, kind="wrong_type", row=None, found=said, wanted="values of one type")]
+
+
+def _alone(name: str, row: int, value: Any, error: Exception) -> Problem:
+    """Why no column can hold a value, whatever the other rows have."""
+    if isinstance(value, int):
+        return Problem(column=name, kind="out_of_range", row=row, found=str(value)[:80], wanted=allowed(pa.int64()))
+    found, is_text = first_line(error), isinstance(error, UnicodeEncodeError)
+    wanted = _UTF_8 if is_text else "a value that Arrow has one type for"
+    return Problem(column=name, kind="wrong_type", row=row, found=found, wanted=wanted)
 
 
 def _unknown(name: str, row: int) -> Problem:
@@ -123,6 +160,9 @@ def _floats(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
     else:
         known = np.array([value is not None for value in values], bool)
         held = np.array([0.0 if value is None else _float(value) for value in values], np.float64)
+    for at in np.flatnonzero(np.abs(held) >= _EXACT).tolist():
+        if type(values[at]) is int and values[at] != int(held[at]):
+            raise ValueError(f"{values[at]}, a whole number that {type_} would round")
     with np.errstate(over="ignore"):
         narrow = held.astype(type_.to_pandas_dtype())
     if (np.isinf(narrow) & np.isfinite(held)).any():

@@ -16,6 +16,7 @@ from rollstore.schema.extras import extra_problems
 from rollstore.schema.fitting import Fitted, assembled, fit_table
 from rollstore.schema.flags import add_warnings, nan_to_null
 from rollstore.schema.flat import Flat, Rows
+from rollstore.schema.nesting import deep_columns
 from rollstore.schema.structs import Rollout
 from rollstore.schema.to_arrow import converted
 
@@ -27,6 +28,8 @@ def to_table(rollouts: Sequence[Rollout], of: Table) -> pa.Table:
 
 def prepare(data: pa.RecordBatch | pa.Table, of: Table) -> pa.Table:
     """Arrow data as rows of the newest schema. Raises SchemaError with every problem of every row."""
+    if isinstance(data, pa.RecordBatch | pa.Table) and (deep := deep_columns(data.schema)):
+        raise SchemaError(deep)  # at once: what looks into such a type further on fails
     return _prepared(fit_table(data, of), of)
 
 

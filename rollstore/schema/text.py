@@ -15,6 +15,10 @@ ESCAPED = "text_escaped"
 AS_JSON = "json_value"
 """Flag: the metadata value at that index was not a string and stands as JSON."""
 
+DEEPEST = 256
+"""Lists and mappings in one another, in a metadata value that is no text. Python's json takes some 1000, less those
+frames of the program that writes or reads it."""
+
 _TO_ESCAPE = re.compile(r"[\\\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|u[0-9a-f]{4})")
 
@@ -52,7 +56,10 @@ def unescape(value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     """Strict JSON that reads back as the same value (a tuple as a list). Raises TypeError or ValueError otherwise."""
-    return json.dumps(_native(value), allow_nan=False)
+    try:
+        return json.dumps(_native(value, DEEPEST), allow_nan=False)
+    except RecursionError:
+        raise ValueError("a value nested deeper than this program's stack is long") from None
 
 
 def from_json(text: str) -> Any:
@@ -60,15 +67,17 @@ def from_json(text: str) -> Any:
     return json.loads(text)
 
 
-def _native(value: Any) -> Any:
+def _native(value: Any, levels: int) -> Any:
     if isinstance(value, np.generic):
-        return _native(value.item())
-    if isinstance(value, list | tuple):
-        return [_native(v) for v in value]
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("a mapping with keys that are no texts")
-        return {key: _native(v) for key, v in value.items()}
+        return _native(value.item(), levels)
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"a {type(value).__name__}")
+    if not isinstance(value, list | tuple | Mapping):
+        raise TypeError(f"a {type(value).__name__}")
+    if not levels:
+        raise ValueError(f"a value nested more than {DEEPEST} deep")
+    if isinstance(value, list | tuple):
+        return [_native(v, levels - 1) for v in value]
+    if not all(isinstance(key, str) for key in value):
+        raise TypeError("a mapping with keys that are no texts")
+    return {key: _native(v, levels - 1) for key, v in value.items()}

@@ -15,6 +15,7 @@ from rollstore.schema.arrays import number_lists
 from rollstore.schema.column import Column
 from rollstore.schema.fitting import Fitted, fit_extra, unknown_column
 from rollstore.schema.leaves import allowed
+from rollstore.schema.nesting import deep_rows
 from rollstore.schema.problem import Kind, Problem, at, first_of_each
 from rollstore.schema.rollouts import ROLLOUTS
 from rollstore.schema.structs import Edit, Engine, Flag, Heads, LogitBias, Media, Numerics, Rollout, Sampler, Span
@@ -100,7 +101,11 @@ def _put_extras(fitted: Fitted, given: Sequence[Mapping[str, Any] | None], build
         if not name.startswith("x_"):
             build.problems.append(unknown_column(name, "a column of the caller's own"))
             continue
-        values = [_ordered((mapping or {}).get(name)) for mapping in given]
+        deep = deep_rows(name, values := [(mapping or {}).get(name) for mapping in given])
+        if deep:
+            build.problems.extend(deep)
+            continue
+        values = [_ordered(value) for value in values]
         wide = [row for row in rows if isinstance(values[row], int) and not -(2**63) <= values[row] < 2**63]
         if wide:
             wanted = f"{allowed(pa.int64())}, or uint64 in an Arrow table"
@@ -275,6 +280,13 @@ def _misfit(value: Any, type_: pa.DataType) -> bool:
     return FLOAT32_MAX < abs(value) < math.inf
 
 
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except RecursionError:
+        return f"a {type(value).__name__} of many levels"
+
+
 def _each(values: Sequence[Any], type_: pa.DataType, path: str, rows: Any, build: _Build) -> pa.Array:
     """Value by value, after the whole failed, to name the rows. A text that UTF-8 cannot hold is escaped."""
     places = rows.tolist()
@@ -296,7 +308,7 @@ def _each(values: Sequence[Any], type_: pa.DataType, path: str, rows: Any, build
             except ARROW_REFUSALS:
                 kind = "out_of_range"
         if kind:
-            bad[kind].append((row, repr(value)[:80]))
+            bad[kind].append((row, _shown(value)))
         sound.append(None if kind else value)
     for kind, cases in bad.items():
         first = first_of_each([row for row, _ in cases], [shown for _, shown in cases])

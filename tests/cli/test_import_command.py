@@ -124,3 +124,67 @@ def test_of_a_file_that_ends_too_early_the_counts_add_up_and_the_rest_is_said_ap
     pickle.write_bytes(b"\x80\x04K\x01.")
     dump = run("import", "slime", str(pickle), "--store", str(tmp_path / "new"))
     assert (dump.exit_code, dump.stdout.splitlines()[0]) == (1, f"{pickle}: 0 records: 0 taken; the file refused")
+
+
+def test_an_import_that_fails_leaves_no_store_and_no_file_of_refused_rows_behind(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(write_lines(tmp_path / "a.jsonl", [GOOD]))
+    (tmp_path / "bad.toml").write_text("columns = 3", encoding="utf-8")
+    (tmp_path / "text.toml").write_text('[columns]\nresponse_text = "a"\n', encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    taken = str(write_lines(tmp_path / "taken.jsonl", [GOOD]))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for arguments in (
+        ["jsonl", file, "--mapping", "bad.toml", "--rejects", "new"],
+        ["jsonl", file, "--mapping", "none.toml"],
+        ["jsonl", file, "--mapping", "text.toml"],
+        ["jsonl", file, "--rejects", taken],
+        ["jsonl", file, "--rejects", taken, "--resume"],
+        ["jsonl", file, "--rejects", "no/such/folder"],
+        ["jsonl", file, "--table", "rows"],
+        ["jsonl", file, "--type", "x_a=number", "--rejects", "new"],
+        ["jsonl", file, "--type", "x_a"],
+        ["jsonl", file, "--type", "x_a=int64", "--type", "x_a=bool"],
+        ["jsonl", "empty", "--rejects", "new"],
+        ["verl", file],
+        ["chat", file, "--type", "x_a=int64"],
+        ["slime", "empty", "--rejects", "new"],
+    ):
+        result = run("import", *arguments, "--store", "made")
+        assert (result.exit_code, result.stdout) == (2, ""), arguments
+        assert sorted(path.name for path in tmp_path.iterdir()) == before, arguments
+    assert read_lines(Path(taken)) == [GOOD]
+
+
+def test_what_was_refused_before_stays_where_an_import_does_not_begin(tmp_path: Path, run: Run) -> None:
+    file, rejects, store = str(write_lines(tmp_path / "a.jsonl", ["no"])), tmp_path / "bad", str(tmp_path / "store")
+    assert run("import", "jsonl", file, "--store", store, "--rejects", str(rejects)).exit_code == 1
+    held = rejects.read_bytes()
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "file").write_bytes(b"")
+    again = run("import", "jsonl", file, "--store", str(foreign), "--rejects", str(rejects), "--resume")
+    assert (again.exit_code, rejects.read_bytes()) == (2, held)
+    assert run("import", "jsonl", file, "--store", store, "--rejects", str(rejects), "--resume").exit_code == 1
+    assert rejects.read_bytes() == held
+    empty = str(write_lines(tmp_path / "b.jsonl", []))
+    assert run("import", "jsonl", empty, "--store", str(tmp_path / "fresh")).exit_code == 0
+    assert open_store(tmp_path / "fresh").info().tables["rollouts"].rows == 0
+
+
+def test_a_misspelt_field_of_a_mapping_is_warned_of_and_a_type_is_handed_on(tmp_path: Path, run: Run) -> None:
+    mapping, store = tmp_path / "fields.toml", str(tmp_path / "new")
+    mapping.write_text(
+        '[columns]\nprompt_tokens = "p"\nresponse_tokens = "r"\nreward = "scroe"\nx_a = "a"\n', encoding="utf-8"
+    )
+    file = str(write_lines(tmp_path / "a.jsonl", [{"p": [1], "r": [2], "score": 1.0, "a": 0}]))
+    arguments = ["import", "jsonl", file, "--store", store, "--mapping", str(mapping), "--type", "x_a=float64"]
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert f"warning: {mapping}: reward: no record has the field 'scroe' that it names" in result.stderr
+    assert result.stderr.count("warning") == 1
+    again = run(*arguments, "--resume", "--json")
+    assert json.loads(again.stdout)["report"]["unmet"] == {"reward": "scroe"}
+    assert str(open_store(store).scan("rollouts").schema.field("x_a").type) == "double"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from typer.testing import CliRunner
 
+from rollstore.cli import app
 from rollstore.cli.exchange import To
 from rollstore.exchange import files
 from rollstore.exchange.folder import STAGED
@@ -23,10 +26,15 @@ def test_the_code_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     store = open_store("runs/math", create=True)
     write(store, rollout("a", run_id="math-7b", reward=1.0), rollout("b", run_id="math-7b"), run="math-7b")
-    *blocks, ray = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    *blocks, (_, ray) = re.findall(r"```(sh|python)\n(.*?)```", TEXT, re.DOTALL)
     names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "export.md", "exec"), names)
+    for language, block in blocks:  # in the page's order, as a reader runs them
+        if language == "python":
+            exec(compile(block, "export.md", "exec"), names)
+            continue
+        for line in block.splitlines():
+            result = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert result.exit_code == 0, (line, result.output)
     shown = capsys.readouterr().out
     assert shown.count("2") >= 3
     assert "math-7b" in shown

@@ -340,6 +340,44 @@ def test_prime_rls_token_exports_bring_the_trainers_log_probs_along(store: Store
     evaluation = scores(store, "evaluations")[0]
     assert (evaluation["role"], evaluation["logprobs"]) == ("trainer", [-0.625, -1.0])
     assert (evaluation["entropies"], evaluation["rollout_id"]) == ([0.25, 0.125], only.rollout_id)
+    assert evaluation["evaluation_id"] == "prime-rl token export 8"
+
+
+def test_a_token_export_without_a_step_gets_no_step_made_of_it(store: Store, tmp_path: Path) -> None:
+    record = {"token_ids": [1, 2], "loss_mask": [False, True], "inference_logprobs": [0.0, -0.5],
+              "trainer_logprobs": [0.0, -0.625], "step": None}  # fmt: skip
+    assert exchange.import_prime_rl(store, [write_lines(tmp_path / "rank_0.jsonl", [record])]).total.taken == 1
+    assert [row["evaluation_id"] for row in scores(store, "evaluations")] == ["prime-rl token export"]
+
+
+@pytest.mark.parametrize("form", ["nemo-rl", "atropos", "token export", "trace"])
+def test_what_another_pass_did_not_say_of_a_token_is_unknown_and_costs_nothing_else(
+    form: str, store: Store, tmp_path: Path
+) -> None:
+    values = [0.0, -0.5, None, math.nan]
+    common = {"token_ids": [1, 2, 3, 4], "step": 1}
+    mask = [False, True, True, True]
+    dumps: dict[str, tuple[Any, Any]] = {
+        "nemo-rl": (exchange.import_nemo_rl, {
+            "token_ids": [[1, 2, 3, 4]], "input_lengths": [4], "token_loss_mask": [[0, 1, 1, 1]], "rewards": [1.0],
+            "prev_logprobs": [values],
+        }),
+        "atropos": (exchange.import_atropos, {
+            "tokens": [[1, 2, 3, 4]] * 2, "masks": [[-100, 2, 3, 4]] * 2, "scores": [1.0, 0.0],
+            "ref_logprobs": [values, None],
+        }),
+        "token export": (exchange.import_prime_rl, {
+            **common, "loss_mask": mask, "inference_logprobs": [0.0] * 4, "trainer_logprobs": values,
+        }),
+        "trace": (exchange.import_prime_rl, trace([
+            node(None, "user", [1]), node(0, "assistant", [2, 3, 4], 3, reference_logprobs=values[1:]),
+        ], calls=[])),
+    }  # fmt: skip
+    read, record = dumps[form]
+    report = read(store, [write_lines(tmp_path / "a.jsonl", [record])])
+    assert report.causes == {}
+    (evaluation,) = scores(store, "evaluations")
+    assert evaluation["logprobs"] == [-0.5, None, None]
 
 
 def test_results_of_an_older_verifiers_are_text(store: Store, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from rollstore import exchange
 from rollstore.cli import app
 from rollstore.cli.exchange import To
 from rollstore.cli.importing import From
+from rollstore.exchange import declared, intake
+from rollstore.schema import nesting, text
+from rollstore.store.store import open as open_store
 from tests.exchange.dumps import bytes_tokenizer, write_lines
 
 TEXT = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
@@ -24,25 +27,35 @@ def test_the_code_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     record = {
         "uid": "a", "prompt_ids": [1, 2], "response": {"ids": [3, 4], "mask": [1, 1], "logprobs": [-0.5, -1.0]},
-        "scores": [1.0], "step": 7, "data_source": "x",
+        "scores": [1.0], "step": 7, "data_source": "x", "share.of.all": 1,
     }  # fmt: skip
-    write_lines(tmp_path / "dump.jsonl", [record])
-    write_lines(tmp_path / "dump.jsonl.zst", [{**record, "uid": "b"}])
+    write_lines(tmp_path / "dump.jsonl.zst", [record, {**record, "uid": "b"}])
     write_lines(tmp_path / "rollouts" / "1.jsonl", [{"input": "a", "output": "b", "score": 1.0, "step": 1}])
     bytes_tokenizer().save_pretrained(tmp_path / "checkpoints" / "0")
     toml = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "fields.toml").write_text(toml[0], encoding="utf-8")
-    (python,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    exec(compile(python, "import.md", "exec"), {})
-    assert "taken=1" in capsys.readouterr().out
-    (tmp_path / "bad.jsonl").unlink()
     shown = ""
-    for line in "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).splitlines():
-        result = CliRunner().invoke(app, shlex.split(line)[1:])
-        assert result.exit_code == 0, (line, result.output)
-        shown += result.stdout
+    for language, block in re.findall(r"```(sh|python)\n(.*?)```", TEXT, re.DOTALL):  # in order, as a reader runs them
+        if language == "python":
+            exec(compile(block, "import.md", "exec"), {})
+            continue
+        for line in block.splitlines():
+            result = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert (result.exit_code, result.stderr) == (0, ""), line
+            shown += result.stdout
+    assert "taken=2" in capsys.readouterr().out
     assert "1 records: 0 taken, 1 were there" in shown
     assert re.search(r"7\s+2\s+1\.0", shown)
+    assert str(open_store("runs/math").scan("rollouts").schema.field("x_share").type) == "double"
+
+
+def test_the_limits_and_words_on_the_page_are_those_of_the_code() -> None:
+    assert f"the first {intake.SAMPLE_RECORDS:,} records, or {intake.BATCH_BYTES >> 20} MiB" in TEXT
+    assert f"{nesting.LEVELS} deep in one another in a column of your own, and {text.DEEPEST} deep in" in TEXT.replace(
+        "\n", " "
+    )
+    for word in declared.WORDS:
+        assert f"`{word}`" in TEXT
 
 
 def test_every_format_has_a_row_of_the_table() -> None:

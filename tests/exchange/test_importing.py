@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 import signal
@@ -18,7 +20,8 @@ import pytest
 import zstandard
 
 from rollstore.errors import StoreError
-from rollstore.exchange import source
+from rollstore.exchange import import_atif, import_prime_rl, source
+from rollstore.exchange import report as report_module
 from rollstore.exchange.intake import BATCH_RECORDS
 from rollstore.exchange.jsonl import import_jsonl
 from rollstore.exchange.source import Lines, expand, opened
@@ -27,6 +30,11 @@ from rollstore.store.store import open as open_store
 from tests.exchange.dumps import bytes_tokenizer, read_lines, write_lines
 
 GOOD = {"tokens": [5, 6], "action_mask": [False, True]}
+TRAJECTORY = {
+    "schema_version": "ATIF-v1.8", "trajectory_id": "t", "agent": {"name": "a", "version": "1"},
+    "steps": [{"step_id": 1, "source": "agent", "message": "x",
+               "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2]}}],
+}  # fmt: skip
 
 
 def ids_of(store: Store) -> list[str]:
@@ -333,17 +341,43 @@ def test_a_mapping_to_texts_needs_a_tokenizer_and_makes_no_actions(store: Store,
     assert json.loads(made.messages)[0] == {"role": "prompt", "content": "hi"}
 
 
+ONE = '[columns]\nresponse_tokens = "a"\n[constants]\n'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[columns", "wanted TOML"),
-        ('[rows]\na = "b"', "wanted the tables columns and constants, got 'rows'"),
+        ('[rows]\na = "b"', "wanted the tables columns, constants and types, got 'rows'"),
         ('[columns]\ntokens = "a"', "wanted tokens and action_mask, or response_tokens, or response_text, got tokens"),
         ('[columns]\nresponse_tokens = "a"\ncolour = "b"', "colour: wanted a column of rollouts"),
         ('[columns]\nresponse_tokens = "a"\nspans = "b"', "spans: wanted a column of rollouts"),
         ('[columns]\nresponse_tokens = "a"\n[constants]\nstep = "x"', "step: wanted a constant of int64, got 'x'"),
         ('[columns]\nresponse_tokens = "a"\n[constants]\nending = "over"', "ending: wanted one of "),
         ("[columns]\nresponse_tokens = 3", "response_tokens: wanted the name of a field, got 3"),
+        ("columns = 3", "columns: wanted a table, [columns], got 3"),
+        ("constants = [1]", "constants: wanted a table, [constants], got [1]"),
+        ('[columns]\nresponse_tokens = "a"\ntokens = "b"', "or those as text, got tokens and response_tokens"),
+        ('[columns]\nresponse_tokens = "a"\nresponse_text = "b"', "got response_tokens and response_text"),
+        ('[columns]\nresponse_text = "a"\nmessages = "b"', "messages: wanted none beside texts"),
+        ('[columns]\nresponse_tokens = "a"\nstep = "b"\n[constants]\nstep = 1', "step: wanted a column or a constant"),
+        (ONE + "step = 1.5", "step: wanted a constant of int64, got 1.5"),
+        (ONE + "step = true", "step: wanted a constant of int64, got True"),
+        (ONE + "sample_index = 3000000000", "sample_index: wanted int32: -2147483648 to 2147483647, got 3000000000"),
+        (ONE + "reward = nan", "reward: wanted "),
+        (ONE + "run_id = 1.5", "run_id: wanted a constant of string, got 1.5"),
+        (ONE + "started_at = 2020-01-01", "started_at: wanted a constant of timestamp[us, tz=UTC], got "),
+        (ONE + "started_at = 2020-01-01T00:00:00", "started_at: wanted a zone"),
+        (
+            ONE + '"metadata.d" = 2020-01-01',
+            "metadata.d: wanted a text, or what strict JSON can hold, got datetime.date",
+        ),
+        (ONE + 'x_l = [1, "a"]', "x_l: wanted one type, got [1, 'a']"),
+        (ONE + "x_t = 2020-01-01T00:00:00", "x_t: wanted the zone UTC"),
+        ('[columns]\nresponse_tokens = "a..b"', "response_tokens: wanted names between dots"),
+        ("""[columns]\nresponse_tokens = '"a.b'""", "response_tokens: wanted names between dots"),
+        ('[columns]\nresponse_tokens = "a"\n[types]\nreward = "float64"', "reward: wanted a column of your own"),
+        ('[columns]\nresponse_tokens = "a"\n[types]\nx_a = "number"', "x_a: wanted one of bool, int64,"),
     ],
 )
 def test_a_mapping_that_cannot_be_is_refused_at_once(text: str, said: str, store: Store, tmp_path: Path) -> None:
@@ -351,3 +385,138 @@ def test_a_mapping_that_cannot_be_is_refused_at_once(text: str, said: str, store
     with pytest.raises(ValueError, match=r"fields\.toml: ") as error:
         import_jsonl(store, [write_lines(tmp_path / "a.jsonl", [])], mapping=tmp_path / "fields.toml")
     assert said in str(error.value)
+
+
+def test_constants_that_a_column_can_hold_are_in_every_row(store: Store, tmp_path: Path) -> None:
+    text = (
+        '[columns]\nprompt_tokens = "p"\nresponse_tokens = "r"\n[constants]\nreward = 1\nstep = 3\nrun_id = 7\n'
+        'started_at = 2020-01-02T00:00:00Z\n"metadata.n" = [1]\nx_day = 2020-01-02\nending = "truncated"\n'
+        "replay_key = 5\n"
+    )
+    (tmp_path / "fields.toml").write_text(text, encoding="utf-8")
+    file = write_lines(tmp_path / "a.jsonl", [{"p": [1], "r": [2]}])
+    report = import_jsonl(store, [file], mapping=tmp_path / "fields.toml", rejects=tmp_path / "bad")
+    assert report.total.refused == 1  # a key needs a noise, which other files may have
+    (tmp_path / "fields.toml").write_text(text.replace("replay_key = 5\n", ""), encoding="utf-8")
+    assert import_jsonl(store, [file], mapping=tmp_path / "fields.toml").causes == {}
+    (row,) = store.scan("rollouts").read_all().to_pylist()
+    assert (row["reward"], row["step"], row["run_id"], row["ending"]) == (1.0, 3, "7", "truncated")
+    assert (row["started_at"].isoformat(), row["x_day"].isoformat()) == ("2020-01-02T00:00:00+00:00", "2020-01-02")
+
+
+def test_a_field_whose_name_holds_a_dot_is_named_in_quotes(store: Store, tmp_path: Path) -> None:
+    text = (
+        "[columns]\nprompt_tokens = 'in.\"to.kens\"'\nresponse_tokens = 'out.\"a.b\".0'\nreward = '\"s.c\"'\n"
+        """step = "'st.ep'"\nx_plain = "it's"\n"""
+    )
+    (tmp_path / "fields.toml").write_text(text, encoding="utf-8")
+    record = {"in": {"to.kens": [1]}, "out": {"a.b": [[2, 3]]}, "s.c": 0.5, "st.ep": 7, "it's": 1}
+    report = import_jsonl(store, [write_lines(tmp_path / "a.jsonl", [record])], mapping=tmp_path / "fields.toml")
+    assert (report.causes, report.unmet) == ({}, {})
+    (row,) = store.scan("rollouts").read_all().to_pylist()
+    assert (row["tokens"], row["reward"], row["step"], row["x_plain"]) == ([1, 2, 3], 0.5, 7, 1)
+
+
+def test_mapped_fields_that_no_record_had_are_named_and_those_that_were_null_are_not(
+    store: Store, tmp_path: Path
+) -> None:
+    text = '[columns]\nprompt_tokens = "p"\nresponse_tokens = "r"\nreward = "scroe"\nstep = "s"\nrun_id = "a.1"\n'
+    (tmp_path / "fields.toml").write_text(text, encoding="utf-8")
+    records = [{"p": [1], "r": [2], "a": [0]}, {"p": [1], "r": [2], "s": None, "score": 1.0}]
+    file = write_lines(tmp_path / "a.jsonl", records)
+    report = import_jsonl(store, [file], mapping=tmp_path / "fields.toml")
+    assert (report.total.taken, report.unmet) == (2, {"reward": "scroe", "run_id": "a.1"})
+    assert import_jsonl(store, [write_lines(tmp_path / "b", [])], mapping=tmp_path / "fields.toml").unmet == {}
+
+
+# What refused rows are said to be refused for.
+
+
+def test_causes_have_words_of_their_own_and_leave_out_what_each_row_has(store: Store, tmp_path: Path) -> None:
+    records = [
+        *({**GOOD, "x_big": 10**30 + n, "rollout_id": str(n)} for n in range(3)),
+        {**GOOD, "rollout_id": "\ud800"},
+        *({**GOOD, "tokens": list(range(n)), "logprobs": [0.0]} for n in (3, 4)),
+    ]
+    report = import_jsonl(store, [write_lines(tmp_path / "a.jsonl", records)])
+    assert report.causes == {
+        "x_big: out_of_range: wanted int64: -9223372036854775808 to 9223372036854775807": 3,
+        "action_mask: wrong_length: tokens has n values": 2,
+        "rollout_id: wrong_type: wanted texts that UTF-8 can hold": 1,
+    }
+    text = '[columns]\nprompt_tokens = "p"\nresponse_tokens = "r"\nstarted_at = "at"\n'
+    (tmp_path / "fields.toml").write_text(text, encoding="utf-8")
+    mapped = [{"p": [1], "r": [2**70 + n]} for n in range(2)]
+    mapped += [{"p": [1], "r": [2], "at": at} for at in ("soon", "later", [], {})]
+    report = import_jsonl(store, [write_lines(tmp_path / "b", mapped)], mapping=tmp_path / "fields.toml")
+    assert report.causes == {
+        "record: wanted numbers that fit into their columns": 2,
+        "record: wanted one of this format, got ValueError: Invalid isoformat string": 2,
+        "record: wanted one of this format, got TypeError: 'list' object cannot be interpreted as an integer": 1,
+        "record: wanted one of this format, got TypeError: 'dict' object cannot be interpreted as an integer": 1,
+    }
+    trace = {"id": "t", "nodes": [{"token_ids": [1]}], "calls": [{}]}
+    report = import_prime_rl(store, [write_lines(tmp_path / "c", [trace, {**trace, "calls": [{"node": 0}]}])])
+    assert report.causes == {"record: wanted a field 'message'": 2}
+
+
+def test_causes_that_differ_in_every_row_take_no_more_memory_than_some(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "_DIFFERENT", 60)
+    records = [{**GOOD, f"colour_{n}": 1} for n in range(100)]
+    report = import_jsonl(store, [write_lines(tmp_path / "a.jsonl", records)])
+    assert len(report.causes) == report_module.CAUSES + 1
+    assert sum(report.causes.values()) == report.causes["others"] + report_module.CAUSES == 100
+
+
+# What files are packed with, and which letters they are in.
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (lzma.compress(b"{}\n" * 9), "xz"),
+        (bz2.compress(b"{}\n" * 9), "bzip2"),
+        (b"\x04\x22\x4d\x18\x64", "lz4"),
+        (b"PK\x03\x04{}", "a zip archive"),
+        ('{"tokens":\n[]}\n'.encode("utf-16"), "text in UTF-16"),
+        (b"PAR1\n\n\n", "Parquet"),
+    ],
+)
+def test_a_file_that_holds_no_lines_is_one_refusal_that_says_what_it_is(
+    data: bytes, said: str, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    report = import_jsonl(store, [tmp_path / "a.jsonl"])
+    assert (report.total.refused, report.total.unread, report.total.read) == (1, 1, 0)
+    (cause,) = report.causes
+    assert "wanted lines of UTF-8, plain or packed with zstd or gzip, got " in cause
+    assert cause.endswith(said)
+
+
+def test_frames_to_skip_and_padding_are_no_rows_and_no_refusals(store: Store, tmp_path: Path) -> None:
+    line = json.dumps(GOOD).encode() + b"\n"
+    skip = b"\x5f\x2a\x4d\x18\x04\x00\x00\x00abcd"
+    (tmp_path / "skipped").write_bytes(skip + zstandard.compress(line) + skip + zstandard.compress(line))
+    other = json.dumps({**GOOD, "reward": 1.0}).encode() + b"\n"
+    (tmp_path / "padded").write_bytes(gzip.compress(other) + b"\0" * 9000 + gzip.compress(other) + b"\0" * 512)
+    report = import_jsonl(store, [tmp_path / "skipped", tmp_path / "padded"])
+    assert ([counts.taken for counts in report.files.values()], report.causes) == ([2, 2], {})
+    (tmp_path / "garbage").write_bytes(gzip.compress(b"\n" + line) + b"\0 no padding")
+    assert import_jsonl(store, [tmp_path / "garbage"]).total.unread == 1
+
+
+def test_lines_are_utf_8_and_nothing_else_is_guessed(store: Store, tmp_path: Path) -> None:
+    line = json.dumps(GOOD)
+    odd = [
+        line.encode("utf-16-le"),
+        line.encode("utf-32-be"),
+        b"\xef\xbb\xbf" + line.encode(),
+        b'{"x_a": "\xed\xa0\x80"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([b"\xef\xbb\xbf" + line.encode(), *odd, line.encode()]))
+    report = import_jsonl(store, [tmp_path / "a.jsonl"], rejects=tmp_path / "bad")
+    assert (report.total.taken, report.causes) == (2, {"line: wanted JSON": 4})
+    (tmp_path / "b.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(TRAJECTORY).encode())
+    assert import_atif(store, [tmp_path / "b.json"]).total.taken == 1

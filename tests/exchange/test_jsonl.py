@@ -165,6 +165,16 @@ def test_without_the_note_beside_it_a_columns_type_is_that_of_the_store_or_of_it
         import_jsonl(back, [tmp_path / "out"])
 
 
+def test_of_an_id_with_two_contents_both_are_in_the_files_and_one_comes_back(store: Store, tmp_path: Path) -> None:
+    for reward in (0.0, 1.0):
+        write(store, rollout("a", reward=reward), rollout(f"only {reward}"))
+    with pytest.warns(UserWarning, match="different contents"):
+        export(store, tmp_path / "out", compression="none", tables=["rollouts"])
+    assert len((tmp_path / "out" / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+    report = import_jsonl(open_store(tmp_path / "back", create=True), [tmp_path / "out"])
+    assert (report.total.taken, report.total.refused) == (3, 1)
+
+
 def test_nothing_is_overwritten_and_bad_names_are_refused(store: Store, tmp_path: Path) -> None:
     export(store, tmp_path / "out")
     with pytest.raises(StoreError, match="nothing is overwritten"):

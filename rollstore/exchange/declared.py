@@ -1,0 +1,39 @@
+"""Types of the caller's own columns as a person says them, where the first rows would not show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+WORDS: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "float32": pa.float32(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "date": pa.date32(),
+}
+
+_LIST = "[]"
+
+
+def declared(types: Mapping[str, Any], where: str) -> dict[str, pa.DataType]:
+    """x_ columns -> types, of `float64` and the like, and `float64[]` for lists. Raises ValueError, naming `where`."""
+    made: dict[str, pa.DataType] = {}
+    for name, word in types.items():
+        if not name.startswith("x_"):
+            raise ValueError(f"{where}: {name}: wanted a column of your own, x_<name>, got one whose type is ours")
+        if not isinstance(word, str) or (type_ := _type(word)) is None:
+            raise ValueError(f"{where}: {name}: wanted one of {', '.join(WORDS)}, or a list as float64[], got {word!r}")
+        made[name] = type_
+    return made
+
+
+def _type(word: str) -> pa.DataType | None:
+    if word.endswith(_LIST):
+        inner = _type(word.removesuffix(_LIST))
+        return None if inner is None else pa.list_(inner)
+    return WORDS.get(word)
