@@ -56,7 +56,7 @@ def invented(case: Case, output: Output, row: Rollout, says: frozenset[str]) -> 
     if None in output.logprobs:
         left_alone |= {"flags"}  # why there is none
     for name, value, record in _columns(row):
-        if name not in left_alone and value is not None and value not in _allowed(case, output, name, record):
+        if name not in left_alone and value is not None and value not in _allowed(output, name, record):
             yield f"{name}: wanted null, as the case does not say it, got {value}"
 
 
@@ -72,7 +72,7 @@ def _columns(row: Rollout) -> Iterator[tuple[str, Any, Any]]:
             yield prefix + name, None if hasattr(value, "__len__") and not len(value) else value, record
 
 
-def _allowed(case: Case, output: Output, name: str, record: Any) -> tuple[Any, ...]:
+def _allowed(output: Output, name: str, record: Any) -> tuple[Any, ...]:
     """Values beside null that are no invention."""
     if name == "bootstrap":
         return (False,) if record.ending == "terminated" else ()
@@ -82,6 +82,4 @@ def _allowed(case: Case, output: Output, name: str, record: Any) -> tuple[Any, .
         return ("sampled",) if record.is_action else ("rendered",)
     if name == "samplers.stop":
         return (record.stop,) if output.finish == "stop_string" else ()
-    if name == "samplers.stop_token_ids":
-        return ((case.end_token,), [case.end_token])
     return NEUTRAL.get(name, ())

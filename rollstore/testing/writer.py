@@ -175,6 +175,7 @@ def _problems(case: Case, rows: list[Rollout], lacks: frozenset[str], says: froz
     stored = from_table(to_table(rows))  # what the schema refuses raises here
     found: list[str] = []
     for n, (row, output) in enumerate(zip(stored, case.outputs, strict=True)):
+        found += _nan(output, rows[n])
         checks = (_tokens(case, output, row), _logprobs(case, output, row, lacks), _heads(case, output, row, lacks),
                   _versions(output, row, lacks), _end(output, row), _asked(case, n, row, lacks),
                   invented(case, output, row, says))  # fmt: skip
@@ -215,6 +216,15 @@ def _logprobs(case: Case, output: Output, row: Rollout, lacks: frozenset[str]) -
     return found
 
 
+def _nan(output: Output, row: Rollout) -> list[str]:
+    """A NaN as the writer handed it over: a store keeps null in its place, and warns."""
+    said = row.logprobs
+    if said is None or len(said) != len(output.logprobs):
+        return []
+    places = [n for n, value in enumerate(said.to_list()) if value is not None and math.isnan(value)]
+    return [f"logprobs: wanted null where the engine said nothing, got NaN at {places}"] if places else []
+
+
 def _heads(case: Case, output: Output, row: Rollout, lacks: frozenset[str]) -> list[str]:
     """The k likeliest, or those of them that are sure; the drawn one only where it is among them."""
     if "heads" in lacks or "logprobs" in lacks:
@@ -243,6 +253,10 @@ def _heads(case: Case, output: Output, row: Rollout, lacks: frozenset[str]) -> l
     return found
 
 
+PER_TOKEN = ("per_token", "per_span")
+"""How versions are known that an engine says of each token."""
+
+
 def _versions(output: Output, row: Rollout, lacks: frozenset[str]) -> list[str]:
     got = None if row.weight_versions is None else row.weight_versions.to_list()
     if "versions" in lacks:
@@ -250,6 +264,8 @@ def _versions(output: Output, row: Rollout, lacks: frozenset[str]) -> list[str]:
     if not output.versions:
         return []
     found = _differ("weight_versions", list(output.versions), got)
+    if row.weight_version_source not in PER_TOKEN:
+        found.append(f"weight_version_source: wanted {' or '.join(PER_TOKEN)}, got {row.weight_version_source}")
     bounds = (min(output.versions), max(output.versions))
     return found + _differ("weight_version_min, _max", bounds, (row.weight_version_min, row.weight_version_max))
 
@@ -270,7 +286,7 @@ def _end(output: Output, row: Rollout) -> list[str]:
 
 
 def _asked(case: Case, index: int, row: Rollout, lacks: frozenset[str]) -> list[str]:
-    """What was asked for. A filter that is off may be null; a seed is that of the sample, or none."""
+    """What was asked for. A filter that is off may be null; of several samples, so may their seeds."""
     if not row.samplers:
         return ["samplers: wanted what was asked for, got none"]
     got, *others = row.samplers
@@ -284,7 +300,8 @@ def _asked(case: Case, index: int, row: Rollout, lacks: frozenset[str]) -> list[
         found += _differ("top_p", case.top_p, 1.0 if got.top_p is None else got.top_p)
     found += _differ("max_tokens", None if "max_tokens" in lacks else case.max_tokens, got.max_tokens)
     seed = None if "seed" in lacks or case.seed is None else case.seed + index
-    return found + ([] if got.seed in (seed, None) else [f"seed: wanted {seed} or none, got {got.seed}"])
+    derived = len(case.outputs) > 1 and got.seed is None  # what an engine makes of one seed for several is its own
+    return found if derived else found + _differ("seed", seed, got.seed)
 
 
 def _differ(what: str, wanted: Any, got: Any) -> list[str]:

@@ -6,6 +6,7 @@ that drew; the plain `logprob` is raw. The high-level API of llama-cpp-python ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ import numpy as np
 
 from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
 from rollstore.schema.known import known
+from rollstore.writers import effects
 from rollstore.writers.conversation import rollout
 from rollstore.writers.decoding import Id, loaded, shaped_as
+from rollstore.writers.effects import as_grammar, is_on, spelled, unread
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
 from rollstore.writers.reply import Ints, Reply, biases, ids, nothing_drawn, words
@@ -30,14 +33,32 @@ RANDOM_SEED = 2**32 - 1
 STEPS = ("temperature", "top_k", "top_p", "min_p")
 """Steps of `samplers` that have a column; `penalties` has several, and does nothing in the chain's order here."""
 
+SETTINGS_OF: Mapping[str, tuple[str, ...]] = {
+    **{step: (step,) for step in STEPS},
+    "temperature": ("temperature", "dynatemp_range"),
+    "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "typ_p": ("typical_p",), "typical_p": ("typical_p",), "xtc": ("xtc_probability",), "dry": ("dry_multiplier",),
+    "top_n_sigma": ("top_n_sigma",), "tfs_z": ("tfs_z",),
+}  # fmt: skip
+"""The settings of each step that is known here: where none of `samplers` has a setting, it does nothing."""
+
 OWN_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
 """The server's names for two columns."""
 
 NEUTRAL = {
-    "typical_p": 1.0, "xtc_probability": 0.0, "top_n_sigma": -1.0, "dry_multiplier": 0.0, "mirostat": 0,
-    "dynatemp_range": 0.0,
+    name: effects.NEUTRAL[name]
+    for name in (
+        "typical_p", "xtc_probability", "top_n_sigma", "dry_multiplier", "mirostat", "dynatemp_range", "tfs_z",
+        "min_keep",
+    )
 }  # fmt: skip
 """Settings without a column, and the values at which they do nothing."""
+
+OFF = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}  # fmt: skip
+"""Settings with a column, and the values at which they do nothing."""
 
 
 class Probability(msgspec.Struct, frozen=True):
@@ -79,12 +100,22 @@ class Body(msgspec.Struct, frozen=True):
 def sampler(settings: Mapping[str, Any]) -> Sampler:
     """`generation_settings` as a record. Whatever has no column stands in `grammar`: a trainer would have to apply it.
 
-    Under mirostat the filters are not applied, and the temperature of a dynamic range is not one number.
+    A setting whose step is not among `samplers` did nothing: its column has the value at which it does nothing, and
+    what was asked is in `extra`. Under mirostat no step but the temperature is applied, and the temperature of a
+    dynamic range is not one number.
     """
     settings, extra = _readable(settings)
-    limits = {name: value for name, off in NEUTRAL.items() if (value := settings.get(name, off)) != off}
-    if settings.get("grammar"):
-        limits["grammar"] = settings["grammar"]
+    limits = unread(extra)
+    if not is_on(settings.get("mirostat"), NEUTRAL["mirostat"]):
+        settings, idle = _without_idle(settings)
+        extra |= idle
+        limits |= _strange(settings)
+    limits |= {name: settings[name] for name, off in NEUTRAL.items() if is_on(settings.get(name), off)}
+    adapters = _adapters(settings.get("lora"))
+    limits |= {name: value for name, value in (("grammar", settings.get("grammar")), ("lora", adapters)) if value}
+    if is_on(settings.get("ignore_eos")):  # it bans the end tokens: their biases say so, where they are listed
+        extra["ignore_eos"] = spelled(settings["ignore_eos"])
+        limits |= {} if settings.get("logit_bias") else {"ignore_eos": True}
     seed, top_k = settings.get("seed"), settings.get("top_k")
     chain = tuple(name for name in settings.get("samplers") or () if name in STEPS)
     return Sampler(
@@ -99,7 +130,7 @@ def sampler(settings: Mapping[str, Any]) -> Sampler:
         seed=None if seed in (RANDOM_SEED, -1) else seed,
         logit_bias=biases(settings.get("logit_bias")),
         stop=words(settings.get("stop")),
-        grammar=msgspec.json.encode(limits, enc_hook=repr).decode() if limits else None,
+        grammar=as_grammar(limits),
         chain=chain or None,
         applied="mirostat" not in limits,
         extra=extra or None,
@@ -122,7 +153,7 @@ def _readable(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     steps = kept.get("samplers")
     if steps is not None and not (isinstance(steps, list | tuple) and all(isinstance(step, str) for step in steps)):
         del kept["samplers"]
-        others["samplers"] = steps if isinstance(steps, str) else msgspec.json.encode(steps, enc_hook=repr).decode()
+        others["samplers"] = spelled(steps)
     own = {column: name for name, column in OWN_NAMES.items()}
     others = {own.get(name, name): said for name, said in others.items()}
     seed = kept.get("seed")
@@ -131,13 +162,49 @@ def _readable(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     return kept, others
 
 
+def _without_idle(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the settings as they were applied, those that were asked for and not applied) by the steps in `samplers`."""
+    steps = settings.get("samplers")
+    if steps is None:
+        return dict(settings), {}
+    applied = {name for step in steps for name in SETTINGS_OF.get(step, ())}
+    off = {**OFF, **NEUTRAL}
+    idle = [name for names in SETTINGS_OF.values() for name in names if name not in applied]
+    own = {column: name for name, column in OWN_NAMES.items()}
+    asked = {own.get(name, name): spelled(settings[name]) for name in idle if is_on(settings.get(name), off[name])}
+    return {**settings, **{name: off[name] for name in idle}}, asked
+
+
+def _strange(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The steps of `samplers` that have neither a column nor a setting that is known here, under that name."""
+    off = {"adaptive_p"} if (_target(settings) or 0.0) < 0 else set[str]()
+    strange = [step for step in settings.get("samplers") or () if step not in {*SETTINGS_OF, *off}]
+    return {"samplers": strange} if strange else {}
+
+
+def _adapters(said: Any) -> Any:
+    """The adapters that are not scaled to nothing."""
+    if not isinstance(said, list | tuple):
+        return said
+    adapters: Sequence[Any] = said
+    return [one for one in adapters if not (isinstance(one, Mapping) and one.get("scale") == 0)]
+
+
+def _target(settings: Mapping[str, Any]) -> float | None:
+    """The probability that `adaptive_p` aims at; below 0 it does nothing."""
+    target = settings.get("adaptive_target")
+    return float(target) if isinstance(target, int | float) else None
+
+
 def _pair(entry: Any) -> tuple[Any, Any] | None:
-    """(token, bias) of one entry: an object, or a list of two."""
+    """(token, bias) of one entry: an object, or a list of two. The server writes -inf, a ban, as null."""
     if isinstance(entry, Mapping):
         pair = (entry.get("token"), entry.get("bias"))
     else:
         pair = tuple(entry) if isinstance(entry, list | tuple) else ()
-    return pair if len(pair) == 2 and isinstance(pair[0], int | str) else None
+    if len(pair) != 2 or not isinstance(pair[0], int | str):
+        return None
+    return (pair[0], -math.inf) if pair[1] is None or pair[1] is False else pair
 
 
 def _positive(temperature: float | None) -> float | None:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Literal, Protocol
 
 from rollstore.errors import SchemaError, StoreError, WriteError
-from rollstore.writers.apart import append_apart
+from rollstore.writers.apart import Apart
 
 LOG = logging.getLogger("rollstore")
 
@@ -58,6 +58,7 @@ class Queued:
         """State of a queue that nothing was put in; the thread starts with the first append."""
         self._turn = threading.Condition()
         self._items: deque[Any] = deque()
+        self._apart: Apart | None = None  # what is left of the first item, once it was refused as a whole
         self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._used = self._put_count = self._written = self._failures = 0
         self._error: WriteError | None = None
@@ -69,6 +70,11 @@ class Queued:
     def waiting(self) -> int:
         """Places in use: appends that wait or are being written, and reservations."""
         return self._used
+
+    @property
+    def error(self) -> WriteError | None:
+        """What the writer met when it was last tried; None where it went well."""
+        return self._error
 
     def append(self, data: Any) -> None:
         """Put rows in the queue. Raises WriteError where it is full under `fail`, StoreError after `close`."""
@@ -241,17 +247,23 @@ class Queued:
                 self._free(taken)
 
     def _append_first(self) -> None:
-        item = self._items[0]
         try:
-            try:
-                self._writer.append(item)
-            except SchemaError as error:
-                append_apart(self._writer.append, item if isinstance(item, list) else (), error)
+            if self._apart is None:
+                self._append_whole(self._items[0])
+            if self._apart is not None:
+                self._apart.append(self._writer.append)
         except WriteError:
-            raise
+            raise  # and what was taken of the item stays taken
         except Exception as error:  # a row that is refused would be refused again
             LOG.error("append refused: %s", error)
             self._refused.append(error)
+        self._apart = None
+
+    def _append_whole(self, item: Any) -> None:
+        try:
+            self._writer.append(item)
+        except SchemaError as error:
+            self._apart = Apart(item if isinstance(item, list) else (), error)
 
     def _try(self, action: Any) -> None:
         """Until the disk takes it."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from rollstore.schema.rollouts import SAMPLER_COLUMNS
+from rollstore.writers.effects import spelled
 
 OTHER_NAMES = {
     "max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
@@ -40,7 +40,7 @@ def readable(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             continue
         found = _fitting(column, value)
         if found is None:
-            others[name] = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=repr).decode()
+            others[name] = spelled(value)
             del kept[name]
         else:
             kept[name] = found
@@ -112,5 +112,5 @@ def _several(column: str, value: Any) -> Any:
 
 
 def _is_bias(pair: tuple[Any, Any]) -> bool:
-    token, bias = whole_number(pair[0]), _number(pair[1])
+    token, bias = whole_number(pair[0]), -_LARGEST if pair[1] == -math.inf else _number(pair[1])  # -inf bans a token
     return token is not None and 0 <= token < 1 << 31 and bias is not None and abs(bias) <= _LARGEST

@@ -21,6 +21,7 @@ from rollstore.schema import Engine, Flag, Known, Rollout, Sampler
 from rollstore.schema.known import known
 from rollstore.writers.conversation import rollout
 from rollstore.writers.decoding import Id, loaded, shaped_as
+from rollstore.writers.effects import as_grammar, beside, is_opaque, unread
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import entries, heads
 from rollstore.writers.reply import (
@@ -46,6 +47,15 @@ UNSET_SEED = 42
 
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params")
 """Settings that take tokens away, or let code of the user's own do so."""
+
+READ = frozenset({
+    *CONSTRAINTS, "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "max_new_tokens", "min_new_tokens", "sampling_seed", "logit_bias", "stop", "stop_token_ids",
+})  # fmt: skip
+"""Settings that are read, each for what it is."""
+
+OF_EACH = ("custom_logit_processor", "lora_path", "lora_id")
+"""Settings beside `sampling_params`, of which a request may have one for each prompt."""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -115,19 +125,24 @@ class Server:
     routed: tuple[int, int] | None = None
 
 
-def sampler(params: Mapping[str, Any], server: Server) -> Sampler:
+def sampler(params: Mapping[str, Any], server: Server, beside_params: Mapping[str, Any] | None = None) -> Sampler:
     """`sampling_params`, or the server's defaults where they are silent; what neither says is null.
 
-    A seed that is not heeded, or perhaps not, stands in `extra` as `sampling_seed`, and not as the seed.
+    A seed that is not heeded, or perhaps not, stands in `extra` as `sampling_seed`, and not as the seed. What has no
+    column is in `extra`, or in `grammar` where it is not known to leave the distribution as it is; `beside_params`: the
+    fields of the request that stand beside them.
     """
     asked, extra = readable({**(server.defaults or {}), **params})
+    more, limits = beside({**(beside_params or {}), **asked}, READ)
+    limits |= unread(extra)
+    extra |= more
     seed = asked.get("sampling_seed")
     if server.deterministic:
         seed = UNSET_SEED if seed is None else seed
     if seed is not None and (not server.deterministic or (asked.get("n") or 1) > 1 or not 0 <= seed < 2**64):
         extra["sampling_seed"], seed = str(seed), None
         extra["sampling_seed_heeded"] = {None: "unknown", False: "false", True: "true"}[server.deterministic]
-    limits = {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
+    limits |= {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
     top_k = asked.get("top_k")
     return Sampler(
         temperature=asked.get("temperature"),
@@ -143,7 +158,7 @@ def sampler(params: Mapping[str, Any], server: Server) -> Sampler:
         logit_bias=biases(asked.get("logit_bias")),
         stop=words(asked.get("stop")),
         stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
-        grammar=msgspec.json.encode(limits).decode() if limits else None,
+        grammar=as_grammar(limits),
         extra=extra or None,
     )
 
@@ -246,7 +261,9 @@ def _reply(
     number: Number,
     cache_state: str,
 ) -> Reply:
-    meta, settings = body.meta_info, sampler(params, server)
+    asked = _beside(request, prompt_place)
+    meta, settings = body.meta_info, sampler(params, server, asked)
+    opaque = is_opaque({**asked, **params})
     prompt = ids("input_ids", body.prompt_token_ids or _prompt(request, prompt_place))
     listed = meta.output_token_logprobs
     drawn = body.output_ids if body.output_ids is not None or listed is None else [entry.id for entry in listed]
@@ -280,8 +297,14 @@ def _reply(
         ending=outcome,
         ending_reason=reason,
         row={"engine": server.engine, "policy": server.policy},
-        **_logprobs(meta, tokens, settings, server, request.get("top_logprobs_num")),
+        **_logprobs(meta, tokens, settings, server, request.get("top_logprobs_num"), opaque=opaque),
     )
+
+
+def _beside(request: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """The fields of a request beside `sampling_params`, of one prompt."""
+    several = {name: value for name in OF_EACH if isinstance(value := request.get(name), list | tuple)}
+    return {**request, **{name: value[place] if place < len(value) else None for name, value in several.items()}}
 
 
 def _prompt(request: Mapping[str, Any], place: int) -> Any:
@@ -298,16 +321,18 @@ def _listed_kind(settings: Sampler, server: Server) -> str:
     return "unknown" if shaped(settings) else "raw"
 
 
-def _logprobs(meta: Meta, tokens: Ints, settings: Sampler, server: Server, asked: Any) -> dict[str, Any]:
-    """The columns that come out of the listed log-probs."""
-    kind = _listed_kind(settings, server)
+def _logprobs(
+    meta: Meta, tokens: Ints, settings: Sampler, server: Server, asked: Any, *, opaque: bool
+) -> dict[str, Any]:
+    """The columns that come out of the listed log-probs. opaque: code of the user's own may have changed them."""
+    kind = "unknown" if opaque else _listed_kind(settings, server)
     if not len(tokens):
         return {"logprobs": nothing_drawn(), "logprob_kind": kind}
     columns: dict[str, Any] = {}
     flags: list[Flag] = []
     if meta.output_token_sampling_logprobs is not None:
         own = aligned("output_token_sampling_logprobs", meta.output_token_sampling_logprobs, tokens)
-        columns = {"logprobs": _known(own), "logprob_kind": "behavior"}
+        columns = {"logprobs": _known(own), "logprob_kind": "unknown" if opaque else "behavior"}
     elif meta.output_token_logprobs is not None:
         own = aligned("output_token_logprobs", meta.output_token_logprobs, tokens)
         said = [entry.id for entry in own]

@@ -78,7 +78,7 @@ def by_flat_vllm(case: Case) -> list[Rollout]:
     (output,) = case.outputs
     pairs = zip(output.tokens, output.logprobs, strict=True)
     positions = [
-        [(token, math.nan if value is None else value, None), *((id, lp, None) for id, lp in top(output, n))]
+        [*([] if value is None else [(token, value, None)]), *((id, lp, None) for id, lp in top(output, n))]
         for n, (token, value) in enumerate(pairs)
     ]
     drawn = objects.completion(
@@ -537,6 +537,56 @@ def test_heads_that_are_made_up_are_found() -> None:
     assert (
         "one log-prob that the engine did not say: heads: wanted none, as the case gives none, got 3 entries" in found
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("seed", None, "seed: wanted 7, got None"),
+        ("stop_token_ids", (2,), "samplers.stop_token_ids: wanted null, as the case does not say it, got (2,)"),
+    ],
+)
+def test_a_seed_that_is_dropped_and_an_end_token_nobody_asked_for_are_found(name: str, change: Any, said: str) -> None:
+    def changed(row: Rollout) -> Rollout:
+        made = [msgspec.structs.replace(one, **{name: change}) for one in row.samplers or ()]
+        return msgspec.structs.replace(row, samplers=tuple(made))
+
+    assert f"{CASES[0].name}: {said}" in failures_of(inventing(changed), cases=CASES[:1])
+    check_writer(inventing(changed), lacks=("seed",) if name == "seed" else (), says=(f"samplers.{name}",))
+
+
+def test_seeds_of_several_samples_may_be_unknown_and_none_may_be_another() -> None:
+    def changed(seed: int | None) -> Callable[[Rollout], Rollout]:
+        def change(row: Rollout) -> Rollout:
+            made = [msgspec.structs.replace(one, seed=seed) for one in row.samplers or ()]
+            return msgspec.structs.replace(row, samplers=tuple(made))
+
+        return change
+
+    cases = [case for case in CASES if len(case.outputs) > 1]
+    check_writer(inventing(changed(None)), cases=cases)
+    assert any("seed: wanted 8, got 7" in failure for failure in failures_of(inventing(changed(7)), cases=cases))
+
+
+def test_versions_said_of_each_token_that_are_recorded_as_read_at_the_ends_are_found() -> None:
+    def change(row: Rollout) -> Rollout:
+        return row if row.weight_versions is None else msgspec.structs.replace(row, weight_version_source="start_end")
+
+    assert failures_of(inventing(change)) == [
+        "weights that change after the second token: weight_version_source: wanted per_token or per_span, got start_end"
+    ]
+
+
+def test_a_nan_where_the_engine_said_nothing_is_found() -> None:
+    def change(row: Rollout) -> Rollout:
+        if row.logprobs is None:
+            return row
+        values = [math.nan if value is None else value for value in row.logprobs.to_list()]
+        return msgspec.structs.replace(row, logprobs=known(values))
+
+    assert failures_of(inventing(change)) == [
+        "one log-prob that the engine did not say: logprobs: wanted null where the engine said nothing, got NaN at [1]"
+    ]
 
 
 def test_one_id_for_all_samples_is_found() -> None:

@@ -361,7 +361,7 @@ def test_a_client_names_its_rollout_its_columns_and_its_end(tmp_path: Path) -> N
         assert w.client.get("/rollstore/status").json() == {
             "calls": 1, "cut": 0, "segments": 1, "refused": 0, "left_out": 0, "names_taken": 0,
             "not_recorded": 0, "last_not_recorded": None, "ends_of_nothing": 0, "recovered": 0, "damaged": 0,
-            "weights": [], "open": 0, "waiting": 0,
+            "weights": [], "open": 0, "waiting": 0, "failing": None,
         }  # fmt: skip
         (row,) = w.rows()
     assert (row.rollout_id, row.group_id, row.step, row.metadata) == ("r", "g", 3, {"task": "7"})

@@ -144,7 +144,7 @@ def test_what_comes_while_the_file_is_replaced_is_kept(tmp_path: Path) -> None:
 def test_a_log_in_use_and_that_of_another_store_are_refused(tmp_path: Path) -> None:
     one = Calls(Spool(tmp_path), "a" * 32)
     one.read()
-    one.rewrite(0, (), (), ())
+    one.rewrite(0, (), {}, ())
     with pytest.raises(StoreError, match="got one in use"):
         Calls(Spool(tmp_path), "a" * 32)
     one.close()

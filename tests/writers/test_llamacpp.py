@@ -11,6 +11,7 @@ import pytest
 
 from rollstore import Rollout, Sampler
 from rollstore.schema import to_table
+from rollstore.usable import Transform, Verdict, usable_as_behavior
 from rollstore.writers import llamacpp
 from rollstore.writers.conversation import rollout
 
@@ -141,6 +142,77 @@ def test_steps_without_a_column_stand_as_a_grammar(name: str, value: Any) -> Non
     made = llamacpp.sampler({**SETTINGS, name: value})
     assert made.grammar is not None
     assert json.loads(made.grammar) == {name: value}
+
+
+PLAIN = {
+    **SETTINGS, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": False, "min_keep": 0,
+    "adaptive_target": -1.0, "lora": [],
+}  # fmt: skip
+"""Settings under which the raw distribution is the one that draws."""
+
+
+def verdict_of(settings: Any, kind: str = "raw", **done: bool) -> Verdict:
+    return usable_as_behavior(kind, llamacpp.sampler({**PLAIN, **settings}), Transform(**done))
+
+
+def test_a_ban_which_the_server_writes_as_null_is_a_bias_and_hides_no_other() -> None:
+    assert verdict_of({}).usable
+    listed = [{"bias": None, "token": 2}, [4, False], {"token": 5, "bias": 3.0}]
+    (made,) = one(body([7], settings={**PLAIN, "logit_bias": listed})).samplers or ()
+    assert made.extra is None
+    assert [(each.token, each.bias) for each in made.logit_bias or ()] == [(2, -math.inf), (4, -math.inf), (5, 3.0)]
+    assert verdict_of({"logit_bias": listed[:1]}).reason == "a raw log-prob was recorded, which leaves out logit_bias"
+
+
+@pytest.mark.parametrize("more", [{}, {"logit_bias": [{"bias": None, "token": 2}]}])
+def test_an_end_token_that_is_ignored_is_one_that_could_not_be_drawn(more: Any) -> None:
+    made = llamacpp.sampler({**PLAIN, "ignore_eos": True, **more})
+    assert made.extra == {"ignore_eos": "true"}
+    assert (made.logit_bias is None, made.grammar is None) == (not more, bool(more))
+    assert not verdict_of({"ignore_eos": True, **more}).usable
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"samplers": ["adaptive_p", "temperature"]}, None),
+        ({"samplers": ["adaptive_p", "temperature"], "adaptive_target": 0.4}, {"samplers": ["adaptive_p"]}),
+        ({"samplers": ["infill", "temperature", "later"]}, {"samplers": ["infill", "later"]}),
+        ({"lora": [{"id": 0, "scale": 0.0}]}, None),
+        ({"lora": [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}]}, {"lora": [{"id": 1, "scale": 0.5}]}),
+        ({"min_keep": 3}, {"min_keep": 3}),
+        ({"logit_bias": [{"token": [1], "bias": 1.0}]}, {"logit_bias": '[{"token":[1],"bias":1.0}]'}),
+        ({"n_predict": "many"}, None),
+    ],
+)
+def test_steps_and_adapters_without_a_column_are_named_and_keep_log_probs_from_being_a_denominator(
+    settings: Any, told: Any
+) -> None:
+    grammar = llamacpp.sampler({**PLAIN, **settings}).grammar
+    assert (None if grammar is None else json.loads(grammar)) == told
+    assert verdict_of(settings).usable is (told is None)
+    assert verdict_of(settings, "behavior").usable is (told is None)
+
+
+def test_a_setting_whose_step_did_not_run_is_recorded_as_doing_nothing_with_what_was_asked_beside() -> None:
+    asked = {"temperature": 0.5, "top_k": 5, "top_p": 0.5, "repeat_penalty": 1.5, "typical_p": 0.5}
+    made = llamacpp.sampler({**PLAIN, **asked, "samplers": ["top_k"]})
+    assert (made.temperature, made.top_k, made.top_p, made.repetition_penalty) == (1.0, 5, 1.0, 1.0)
+    assert (made.chain, made.applied, made.grammar) == (("top_k",), True, None)
+    assert made.extra == {"temperature": "0.5", "top_p": "0.5", "repeat_penalty": "1.5", "typical_p": "0.5"}
+    assert verdict_of({**asked, "samplers": ["top_k"]}, "behavior", filters=True).usable
+    greedy = llamacpp.sampler({**PLAIN, "temperature": 0, "samplers": []})
+    assert (greedy.temperature, greedy.extra) == (1.0, {"temperature": "0"})
+
+
+def test_a_reply_that_says_no_steps_has_its_settings_as_they_were_asked() -> None:
+    made = llamacpp.sampler({**PLAIN, "samplers": None, "temperature": 0.5, "top_p": 0.5})
+    assert (made.temperature, made.top_p, made.chain, made.extra) == (0.5, 0.5, None, None)
+
+
+def test_under_mirostat_the_temperature_is_applied_whatever_the_steps() -> None:
+    made = llamacpp.sampler({**PLAIN, "mirostat": 2, "temperature": 0.5, "samplers": ["top_k"]})
+    assert (made.temperature, made.applied) == (0.5, False)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,28 @@ def test_of_rows_that_are_refused_together_the_others_are_written(tmp_path: Path
     assert store.scan("rollouts").read_all()["rollout_id"].to_pylist() == ["a", "b"]
 
 
+def test_rows_of_a_refused_list_are_written_once_where_the_disk_fills_up_between_them() -> None:
+    class Filling(Disk):
+        """Takes rows alone, and refuses the second of them once for want of room."""
+
+        def append(self, data: Any) -> None:
+            if len(data) > 1 or data == ["bad"]:
+                raise SchemaError([])
+            if data == ["c"] and not self.tried.is_set():
+                self.tried.set()
+                raise WriteError("no space left on device")
+            self.taken += data
+
+    disk = Filling()
+    writer = Queued(disk)
+    writer.append(["a", "bad", "b", "c", "d"])
+    assert disk.tried.wait(30)
+    with pytest.raises(SchemaError):
+        writer.close()
+    writer.close()
+    assert disk.safe == ["a", "b", "c", "d"]
+
+
 def test_after_close_nothing_is_taken() -> None:
     writer = Queued(Disk())
     writer.close()

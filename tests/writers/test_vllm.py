@@ -268,7 +268,8 @@ def test_what_was_asked_for_is_written_out() -> None:
     assert (made.seed, made.stop, made.stop_token_ids, made.bad_words) == (2**64 - 1, (".",), (2,), ("no",))
     assert made.logit_bias is not None
     assert (made.logit_bias[0].token, made.logit_bias[0].bias) == (3, -1.5)
-    assert made.extra == {"extra_args": '{"key":1}', "ignore_eos": "true"}
+    assert made.extra == {"ignore_eos": "true"}
+    assert made.grammar == '{"extra_args":{"key":1}}'
     assert made.chain == ("temperature", "min_p", "top_k", "top_p")
 
 
@@ -280,6 +281,17 @@ def test_whatever_else_takes_tokens_away_stands_as_a_grammar_and_keeps_the_numbe
     assert "grammar" in verdict.reason
     structured = SimpleNamespace(json={"type": "object"}, regex=None, choice=None, grammar=None)
     assert vllm.sampler(params(structured_outputs=structured)).grammar == '{"json":{"type":"object"}}'
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("extra_args", {"key": 1}), ("thinking_token_budget", 0), ("watermarking", True)]
+)
+def test_a_setting_that_bears_on_the_draw_keeps_raw_from_being_a_denominator(setting: str, value: Any) -> None:
+    verdict = usable_as_behavior("raw", vllm.sampler(params(temperature=1.0, **{setting: value})), Transform())
+    assert not verdict.usable
+    assert "grammar" in verdict.reason
+    keyed = vllm.sampler(params(temperature=1.0, extra_args={"replay_key": 3}))
+    assert (keyed.grammar, keyed.extra) == (None, {"extra_args": '{"replay_key":3}'})
 
 
 @pytest.mark.parametrize("indices", [[0, 0], [-1, 0], [0, 2], [None, 0], [0, 1, 2]])

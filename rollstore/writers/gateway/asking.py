@@ -5,6 +5,7 @@ Everything else keeps its bytes: values are moved as they stand in the JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,13 @@ def shown(reply: bytes, hidden: frozenset[str]) -> bytes:
     return msgspec.json.encode({**top, "choices": choices})
 
 
+_BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+"""The end of a line and a blank one. A line feed that comes later still begins the next event, and says nothing."""
+
+BOM = b"\xef\xbb\xbf"
+"""What some servers write before a text."""
+
+
 class Events:
     """Cuts a server-sent stream into its events as the bytes come."""
 
@@ -84,10 +92,10 @@ class Events:
         """The events that are whole by now, each with its blank line."""
         self._rest += data
         while True:
-            ends = [(at + len(mark)) for mark in (b"\n\n", b"\r\n\r\n") if (at := self._rest.find(mark)) >= 0]
-            if not ends:
+            found = _BLANK.search(self._rest)
+            if found is None:
                 return
-            event, self._rest = self._rest[: min(ends)], self._rest[min(ends) :]
+            event, self._rest = self._rest[: found.end()], self._rest[found.end() :]
             yield event
 
     def rest(self) -> bytes:
@@ -96,9 +104,14 @@ class Events:
         return rest
 
 
+def begins_events(body: bytes) -> bool:
+    """Whether a body is a stream, whatever its header says."""
+    return body.removeprefix(BOM).lstrip().startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
+
+
 def payload(event: bytes) -> bytes:
     """The data of an event; nothing of a comment."""
-    lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+    lines = [line[5:].strip() for line in event.removeprefix(BOM).splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
 
 

@@ -32,10 +32,23 @@ class Said:
             return False
         calls = message.get("tool_calls") or ()
         tools = tuple(str(call.get("id")) for call in calls if isinstance(call, dict))
-        text = message.get("content") or ""
         if self.tools or tools:
             return self.tools == tools
-        return isinstance(text, str) and bool(text.strip()) and self.text.rstrip().endswith(text.strip())
+        text = (_text(message.get("content")) or "").strip()
+        return bool(text) and self.text.rstrip().endswith(text)
+
+
+def _text(content: Any) -> str | None:
+    """What a message says, as a text or in parts that are all text; None where it holds anything else."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else [None]:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return "".join(texts)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -72,9 +85,13 @@ class End(Event, frozen=True, kw_only=True):
 
 
 class Expire(Event, frozen=True, kw_only=True):
-    """Time has passed: conversations that nobody used since `before`, in seconds on their clock, are over."""
+    """Time has passed: conversations that nobody used since `before`, in seconds on their clock, are over.
+
+    busy: rollouts of which calls are under way, which go on.
+    """
 
     before: float | None = None
+    busy: tuple[str, ...] = ()
 
 
 class Told(Event, frozen=True, kw_only=True):

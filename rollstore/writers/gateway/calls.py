@@ -7,7 +7,7 @@ as the engine got and sent them; headers never do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -41,13 +41,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class State(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """All conversations, the one used longest ago first; the rollouts that have ended; what the weights are said to be.
 
-    store: of which store they are.
+    store: of which store they are. ends: a fingerprint of what ended each of `ended`, 0 where its client did not.
     """
 
     store: str
     format: int = FORMAT
     open: list[Kept] = []
     ended: list[str] = []
+    ends: list[int] = []
     weights: tuple[str, ...] = ()
 
 
@@ -147,13 +148,19 @@ class Calls:
         return self._log.due
 
     def rewrite(
-        self, number: int, conversations: Sequence[Kept], ended: Sequence[str], weights: tuple[str, ...]
+        self, number: int, conversations: Sequence[Kept], ended: Mapping[str, int], weights: tuple[str, ...]
     ) -> None:
-        """Drop every call up to `number` that none of these conversations has. Raises WriteError, and dropped none."""
+        """Drop every call up to `number` that none of these conversations has. Raises WriteError, and dropped none.
+
+        ended: rollouts that are over, and a fingerprint of what ended them.
+        """
         keep = {n for conversation in conversations for n, _ in conversation.calls}
         for numbers in list(self._streams.values()):
             keep.update(numbers)
-        state = State(store=self._store_id, open=list(conversations), ended=list(ended), weights=weights)
+        state = State(
+            store=self._store_id, open=list(conversations), ended=list(ended), ends=list(ended.values()),
+            weights=weights,
+        )  # fmt: skip
         self._log.rewrite(_encode(state), number, keep)
 
     def close(self) -> None:

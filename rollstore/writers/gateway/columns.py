@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -42,7 +43,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     weight_version_min: int | None = None
     weight_version_max: int | None = None
     weight_version_source: Literal["start_end", "read_at_completion"] | None = None
-    tool_seconds: float | None = None
+    tool_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
     ending: Literal["terminated", "truncated", "aborted", "unknown"] | None = None
     ending_reason: str | None = None
     bootstrap: bool | None = None
@@ -64,28 +65,64 @@ def columns(text: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)  # a client says the same with each call of a rollout
 def _columns(text: bytes) -> dict[str, Any]:
-    return _checked("", _given(_decoded(text, Columns)))
+    fields = _given(_decoded(text, Columns))
+    _check("", fields)
+    return fields
 
 
 def ended(text: bytes) -> tuple[str, dict[str, Any]]:
-    """(rollout, columns of its end), from JSON. Raises ValueError where they do not fit one another."""
+    """(rollout, columns of its end), from JSON. Raises ValueError where they cannot fit one another.
+
+    What they mean together with those before is for the conversation to say.
+    """
     fields = _given(_decoded(text, Ended))
     name = fields.pop("rollout_id")
-    return name, _checked(name, fields)
+    before: dict[str, Any] = {}
+    for partners in BEFORE:
+        if partners.keys() & fields.keys():
+            before |= partners
+    if fields.get("reward_status") == "scored":
+        before["reward"] = 0.0
+    _check(name, before | fields)
+    return name, fields
 
 
-def _checked(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The columns, which a row may have: what is refused now would be left out later.
+BEFORE: Sequence[Mapping[str, Any]] = (
+    {"parent_rollout_id": "", "fork_position": 0},
+    {"replay_key": 0, "replay_sample": 0, "noise": ""},
+)
+"""Columns of which some may have been said with a call and the others at the end."""
 
-    Where a fork lies is held against the conversation.
+
+OWN = frozenset(("after", "calls_lost", "left_out"))
+"""Names in the metadata that are the gateway's word of a rollout."""
+
+
+def _check(name: str, fields: Mapping[str, Any]) -> None:
+    """Whether a row may have the columns: what is refused now would be left out later.
+
+    Where a fork lies, and how a reply ends that is still to come, is held against the conversation.
     """
+    together(fields)
+    if own := OWN & (fields.get("metadata") or {}).keys():
+        raise ValueError(f"metadata: wanted names that are not the gateway's own, got {', '.join(sorted(own))}")
     tokens, mask = np.zeros(2, np.int64), np.array([False, True])
-    most = {"fork_position": min(fields["fork_position"], 2)} if "fork_position" in fields else {}
+    said = dict(fields)
+    if "fork_position" in said:
+        said["fork_position"] = min(said["fork_position"], 2)
+    if "bootstrap" in said:
+        said.setdefault("ending", "truncated" if said["bootstrap"] else "terminated")
     try:
-        to_table([Rollout(rollout_id=name, tokens=tokens, action_mask=mask, **(fields | most))])
+        to_table([Rollout(rollout_id=name, tokens=tokens, action_mask=mask, **said)])
     except SchemaError as error:
         raise ValueError(str(error)) from None
-    return fields
+
+
+def together(said: Mapping[str, Any]) -> None:
+    """Raises ValueError where a sample is none of its group."""
+    index, size = said.get("sample_index"), said.get("group_size")
+    if index is not None and size is not None and index >= size:
+        raise ValueError(f"sample_index: wanted one below group_size {size}, got {index}")
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,14 +6,19 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from itertools import takewhile, zip_longest
+from typing import Any, Literal
+
+import msgspec
+import xxhash
 
 from rollstore.errors import WriteError
 from rollstore.schema import Rollout
 from rollstore.writers.conversation import extends
 from rollstore.writers.gateway.call import Asking, Call, End, Expire, Logged, Told, asking
 from rollstore.writers.gateway.calls import Calls, Kept
+from rollstore.writers.gateway.columns import together
 from rollstore.writers.gateway.places import Conversation, Places, cause_of
 from rollstore.writers.gateway.reading import Drawn, read
 from rollstore.writers.gateway.segments import GROUP
@@ -29,6 +34,9 @@ LOG = logging.getLogger("rollstore")
 REMEMBERED = 100_000
 """Ids of ended rollouts that are kept in mind, so that a late call is not taken for their first."""
 
+Standing = Literal["open", "unknown", "idle", "ended so", "ended"]
+"""Of a rollout: may go on; no call of it was recorded; nobody went on with it; its client ended it so; or otherwise."""
+
 
 class Conversations:
     """Takes calls in the order of their ends, holds the segment under way of each conversation, appends what is over.
@@ -39,6 +47,7 @@ class Conversations:
     tokens goes on in the segment; any other ends it as `continued` and begins the next. For use by one thread.
 
     taken: whether somebody else has written a rollout under a name. One that is called so here gets an id of its own.
+    missing: why the store is no longer there, None where it is: what is written to files without a name is lost.
     """
 
     def __init__(
@@ -51,23 +60,30 @@ class Conversations:
         clock: Callable[[], float] = time.time,
         log: Calls | None = None,
         taken: Callable[[str], bool] | None = None,
+        missing: Callable[[], str | None] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.last_not_recorded: str | None = None
         self.server, self.clock, self.idle_seconds, self.log = server or Server(), clock, idle_seconds, log
         self.weights: tuple[str, ...] = ()
         """What the weights were last said to be."""
-        self._writer, self._number = writer, number
+        self._writer, self._number, self._missing = writer, number, missing
+        self.gone = False
+        """Whether the store was no longer there when it was last written to."""
         self._writing = Writing(writer, self.counts, taken)
         self._taken = 0
         self._open: OrderedDict[str, Conversation] = OrderedDict()  # the one used longest ago comes first
         self._places = Places()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, int] = OrderedDict()  # -> fingerprint of the end; 0: its client did not end it
 
     @property
     def open(self) -> int:
         """Conversations that may still go on."""
         return len(self._open)
+
+    def any_unused(self, expire: Expire) -> bool:
+        """Whether that would end one."""
+        return expire.before is not None and bool(self._unused(expire.before, expire.busy))
 
     def has(self, rollout_id: str) -> bool:
         """Whether that rollout may still go on."""
@@ -84,7 +100,7 @@ class Conversations:
         if isinstance(event, End):
             self._end_named(event)
         elif isinstance(event, Expire):
-            self._expire(self.clock() - self.idle_seconds if event.before is None else event.before)
+            self._expire(self.clock() - self.idle_seconds if event.before is None else event.before, event.busy)
         elif isinstance(event, Told):
             self.weights = event.weights
         else:
@@ -93,6 +109,7 @@ class Conversations:
 
     def flush(self, *, sync: bool = False) -> None:
         """Append what is over. Raises WriteError, and goes on from there when called again."""
+        self.look()
         self._writing.flush(sync=sync)
         if self.log is not None and self.log.due:
             try:
@@ -100,6 +117,13 @@ class Conversations:
                 self._rewrite(self.log)
             except WriteError as error:
                 LOG.warning("the log of calls grows on: %s", error)
+
+    def look(self) -> None:
+        """Raises WriteError where the store is gone; any thread may ask."""
+        why = None if self._missing is None else self._missing()
+        self.gone = why is not None
+        if why is not None:
+            raise WriteError(why)
 
     def restore(self, known: Callable[[Rollout], bool]) -> None:
         """Go on where the gateway that wrote the log was killed. `known`: whether a segment is already in the store.
@@ -112,7 +136,7 @@ class Conversations:
             raise ValueError("restore: wanted conversations with a log, got some without")
         found = log.read()
         self._taken, self.weights = found.number, found.state.weights
-        self._ended = OrderedDict.fromkeys(found.state.ended)
+        self._ended = OrderedDict(zip_longest(found.state.ended, found.state.ends, fillvalue=0))
         for kept in found.state.open:
             self._restore(kept, found.calls)
         for event in found.events:
@@ -163,10 +187,11 @@ class Conversations:
             )
             for one in self._open.values()
         ]  # fmt: skip
-        log.rewrite(self._taken, kept, list(self._ended), self.weights)
+        log.rewrite(self._taken, kept, self._ended, self.weights)
 
     def close(self) -> None:
         """End every conversation, append, and close the writer. The log then knows what has ended, and nothing else."""
+        self.look()
         if self._open:
             every = Expire(before=math.inf)
             self.append(every if self.log is None else self.log.put(every))
@@ -194,6 +219,9 @@ class Conversations:
         more = dict(fields)
         if not end and "fork_position" in more:
             more["fork_position"] = min(more["fork_position"], len(now.replies[-1].prompt))
+        if not end and "ending" not in {**now.said, **more}:
+            more.pop("bootstrap", None)  # how the reply to come ends is not known
+        together(said_more(now.said, more))
         if now.saying(said_more(now.said, more)).problem() is None:
             return
         try:
@@ -203,6 +231,20 @@ class Conversations:
         problem = fitting.saying(said_more(fitting.said, more)).problem()
         if problem is not None:
             raise ValueError(str(problem))
+
+    def standing(self, rollout_id: str, fields: Mapping[str, Any]) -> Standing:
+        """Where a rollout stands that its client wants to end so; any thread may ask."""
+        if rollout_id in self._open:
+            return "open"
+        ended = self._ended.get(rollout_id)
+        if not ended:
+            return "unknown" if ended is None else "idle"
+        return "ended so" if ended == fingerprint(fields) else "ended"
+
+    def ends_nothing(self, rollout_id: str) -> None:
+        """Count an end of a rollout that is not open, and say so."""
+        self.counts["ends of nothing"] += 1
+        LOG.warning("rollout %s: wanted an open one to end, got none", rollout_id)
 
     def not_recorded(self, why: str) -> None:
         """Count a reply that is not recorded, and say so."""
@@ -261,7 +303,7 @@ class Conversations:
         self._places.put(conversation, drawn.said, asked)
         self._open.move_to_end(conversation.rollout_id)
 
-    def _end(self, conversation: Conversation) -> None:
+    def _end(self, conversation: Conversation, fingerprint: int = 0) -> None:
         self._places.drop(conversation)
         del self._open[conversation.rollout_id]
         if conversation.replies:
@@ -269,23 +311,32 @@ class Conversations:
         else:  # all its calls were damaged in the log
             self.counts["refused"] += 1
             LOG.error("rollout %s: segment %d is lost", conversation.rollout_id, conversation.number)
-        self._ended[conversation.rollout_id] = None
+        self._ended[conversation.rollout_id] = fingerprint
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
     def _end_named(self, end: End) -> None:
         conversation = self._open.get(end.rollout_id)
         if conversation is None:
-            self.counts["ends of nothing"] += 1
-            LOG.warning("rollout %s: wanted an open one to end, got none", end.rollout_id)
+            if self.standing(end.rollout_id, end.fields) != "ended so":
+                self.ends_nothing(end.rollout_id)
             return
         conversation.fields = said_more(conversation.fields, end.fields)
-        self._end(conversation)
+        self._end(conversation, fingerprint(end.fields))
 
-    def _expire(self, before: float) -> None:
-        """End what nobody has used since."""
-        while self._open and next(iter(self._open.values())).used <= before:
-            self._end(next(iter(self._open.values())))
+    def _expire(self, before: float, busy: Collection[str]) -> None:
+        """End what nobody has used since, nor uses now."""
+        for conversation in self._unused(before, busy):
+            self._end(conversation)
+
+    def _unused(self, before: float, busy: Collection[str]) -> list[Conversation]:
+        since = takewhile(lambda conversation: conversation.used <= before, list(self._open.values()))
+        return [conversation for conversation in since if conversation.rollout_id not in busy]
+
+
+def fingerprint(fields: Mapping[str, Any]) -> int:
+    """A number other than 0 that stands for what a client said at an end."""
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode(fields, order="deterministic")) or 1
 
 
 def said_more(said: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 import httpx
 
 from rollstore.writers.gateway.asgi import Send, passed
-from rollstore.writers.gateway.asking import Asked, Events, payload, shown, shown_event
+from rollstore.writers.gateway.asking import Asked, Events, begins_events, payload, shown, shown_event
 from rollstore.writers.gateway.record import Record
 
 LOG = logging.getLogger("rollstore")
+
+_BEGINNING = 16
+"""Bytes by which a stream is known that its header does not name."""
 
 READABLE = ("", "identity", "gzip", "deflate")
 """Content encodings that are undone here, though the engine was asked for none."""
@@ -29,10 +32,17 @@ def is_stream(response: httpx.Response) -> bool:
 
 async def pass_stream(response: httpx.Response, ask: Asked, record: Record, send: Send) -> None:
     """Events as they come. Each is handed over before the client can see it, and the record before the end."""
+    await _pass_events(response, b"", response.aiter_bytes(), ask, record, send)
+
+
+async def _pass_events(
+    response: httpx.Response, begun: bytes, coming: AsyncIterator[bytes], ask: Asked, record: Record, send: Send
+) -> None:
     events = Events()
     await _start(response, send, without=(b"content-length", b"content-encoding"))
     try:
-        async for data in response.aiter_bytes():
+        await _events(list(events.cut(begun)), ask, record, send)
+        async for data in coming:
             await _events(list(events.cut(data)), ask, record, send)
     except httpx.HTTPError as error:
         await record.end("engine_abort")
@@ -56,14 +66,22 @@ async def _events(events: list[bytes], ask: Asked, record: Record, send: Send) -
 
 
 async def pass_whole(response: httpx.Response, ask: Asked, record: Record, send: Send) -> None:
-    """A reply in one piece."""
+    """A reply in one piece; a stream, if it begins like one."""
+    coming, came, begun = response.aiter_bytes(), list[bytes](), b""
     try:
-        body = b"".join([data async for data in response.aiter_bytes()])
+        async for data in coming:
+            came.append(data)
+            if len(begun) < _BEGINNING:
+                begun += data
+                if begins_events(begun):
+                    await _pass_events(response, begun, coming, ask, record, send)
+                    return
     except httpx.HTTPError as error:
         await record.end("engine_abort")
         LOG.warning("the engine's reply was cut: %s", str(error) or type(error).__name__)
         await _start(response, send)  # and no body: the client sees the cut too
         return
+    body = b"".join(came)
     record.parts.append(body)
     visible = shown(body, ask.hidden)
     await _start(response, send, without=(b"content-encoding",), size=len(visible))

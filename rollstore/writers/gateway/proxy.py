@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import httpx
 import msgspec
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from rollstore.errors import RollstoreError, WriteError
 from rollstore.writers.gateway.asgi import Endpoint, Receive, Scope, Send, body_of, left, passed, refuse, reply
 from rollstore.writers.gateway.asking import PATHS, UNRECORDED, Asked, asked
+from rollstore.writers.gateway.busy import Busy
 from rollstore.writers.gateway.call import End, Expire, Told, widened
 from rollstore.writers.gateway.columns import columns, ended, weights
 from rollstore.writers.gateway.conversations import Conversations
@@ -53,6 +55,8 @@ class Gateway:
         self._recorded = Recorded(recording, conversations)
         self._weights = conversations.weights
         self._under_way: set[Record] = set()
+        self._busy = Busy(conversations.clock)
+        self._ends: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one end of a rollout at a time
         self._columns: OrderedDict[str, bytes] = OrderedDict()  # what was last said of each rollout
         # The transport alone: redirects, cookies and credentials are the client's business, and cost time.
         self._transport = httpx.AsyncHTTPTransport(
@@ -82,6 +86,7 @@ class Gateway:
             "weights": list(self._weights),
             "open": self._conversations.open,
             "waiting": self._recording.waiting,
+            "failing": None if self._recording.error is None else str(self._recording.error),
         }
 
     @contextlib.asynccontextmanager
@@ -96,11 +101,14 @@ class Gateway:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_SECONDS)
-            before = self._conversations.clock() - self._conversations.idle_seconds
-            due = self._conversations.unused_since <= before
-            if due and self._recording.waiting < self._recording.limit:
-                with contextlib.suppress(RollstoreError):  # in a moment again
-                    await self._take(Expire(before=before))
+            await self.expire()
+
+    async def expire(self) -> None:
+        """End the conversations that are idle, if there is room."""
+        expiry = self._busy.expiry(self._conversations.idle_seconds)
+        if self._conversations.any_unused(expiry) and self._recording.waiting < self._recording.limit:
+            with contextlib.suppress(RollstoreError):  # in a moment again
+                await self._take(expiry)
 
     async def _take(self, event: End | Expire | Told) -> None:
         """Hand an event over when there is room. Raises WriteError where there is none under `fail`."""
@@ -118,14 +126,34 @@ class Gateway:
         """`{"rollout_id": ..., "reward": ..., ...}`: the rollout is over."""
         try:
             name, fields = ended(await body_of(receive))
-            await self._check(name, fields, end=True)
-            await self._take(End(rollout_id=name, fields=fields))
+            lock = self._ends.setdefault(name, asyncio.Lock())
+            async with lock:
+                with self._busy.using(name, is_call=False):
+                    refused = await self._end_open(name, fields)
         except RollstoreError as error:
             await refuse(send, 503, error)
         except ValueError as error:
             await refuse(send, 400, error)
         else:
-            await reply(send, 202, {"rollout_id": name})
+            await (reply(send, 202, {"rollout_id": name}) if refused is None else refuse(send, *refused))
+
+    async def _end_open(self, name: str, fields: Mapping[str, Any]) -> tuple[int, str] | None:
+        """End a rollout that is open. Otherwise (status, why not), and None where it has ended in just this way."""
+        await self._check(name, fields, end=True)
+        await asyncio.to_thread(self._conversations.look)
+        standing = self._conversations.standing(name, fields)
+        if standing == "open":
+            await self._take(End(rollout_id=name, fields=dict(fields)))
+            return None
+        if standing == "ended so":  # a client that was not answered says it again
+            return None
+        self._conversations.ends_nothing(name)
+        if self._busy.calls(name):
+            return 409, f"rollout {name}: wanted a call of it that is over, got its first one under way: end it then"
+        if standing == "unknown":
+            return 404, f"rollout {name}: wanted one of which a call was recorded, got none of that name"
+        by = "by itself, as nobody went on with it," if standing == "idle" else "with other columns,"
+        return 409, f"rollout {name}: wanted one that is open, got one that has ended {by} and does not take this end"
 
     async def _check(self, name: str, fields: Mapping[str, Any], *, end: bool) -> None:
         """Hold what a client says against its rollout, once all that came before is part of that.
@@ -137,7 +165,7 @@ class Gateway:
                 await self._recording.flush_async()
                 break
             except WriteError as error:
-                if self._recording.when_full == "fail":
+                if self._recording.when_full == "fail" or self._conversations.gone:
                     raise
                 LOG.warning("what is said of rollout %s waits for the disk: %s", name, error)
                 await asyncio.sleep(PATIENCE_SECONDS)
@@ -186,26 +214,32 @@ class Gateway:
             ask = asked(path, body, self._heads)
             if ask is not None and rollout_id is not None and samples(msgspec.json.decode(body)) > 1:
                 raise ValueError("one rollout has one sample: wanted n of 1")
-            if ask is not None and rollout_id is not None:
-                await self._check_columns(rollout_id, named.get(COLUMNS, b""), fields)
         except RecursionError:
             await refuse(send, 400, "wanted a request that can be read, got one nested too deeply")
             return
         except ValueError as error:
             await refuse(send, 400, error)
             return
-        except RollstoreError as error:
-            await refuse(send, 503, error)
-            return
         if ask is None:
             self._pass_by(path, "it is no JSON object, nested too deeply, echoes or uses beams")
             await self._forward(scope, body, None, None, send)
             return
-        try:
-            await self._recording.reserve_async()
-        except RollstoreError as error:
-            await refuse(send, 503, error)
-            return
+        with self._busy.using(rollout_id):
+            try:
+                if rollout_id is not None:
+                    await self._check_columns(rollout_id, named.get(COLUMNS, b""), fields)
+                await self._recording.reserve_async()
+            except ValueError as error:
+                await refuse(send, 400, error)
+            except RollstoreError as error:
+                await refuse(send, 503, error)
+            else:
+                await self._call(scope, receive, send, ask, rollout_id, fields)
+
+    async def _call(
+        self, scope: Scope, receive: Receive, send: Send, ask: Asked, rollout_id: str | None, fields: Mapping[str, Any]
+    ) -> None:
+        """Pass a call on for which a place is reserved, and record it."""
         record = Record(self._recorded, ask.body, rollout_id, fields, self._weights)
         self._under_way.add(record)
         passing = asyncio.create_task(self._forward(scope, ask.body, ask, record, send))

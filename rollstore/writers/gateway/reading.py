@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ import msgspec
 
 from rollstore.schema import Flag
 from rollstore.writers.gateway.call import Call, Said
+from rollstore.writers.gateway.lenient import ALIKE, BOM, EVERY, Lenient, Odd, lenient, without
 from rollstore.writers.openai import Server
-from rollstore.writers.openai.body import Body, Choice, completion_tokens, decode
+from rollstore.writers.openai.body import Body, Choice, completion_tokens
 from rollstore.writers.openai.choices import checked, reply_of
 from rollstore.writers.openai.stream import pieces
 from rollstore.writers.reply import Reply
@@ -80,13 +82,13 @@ def read(call: Call, server: Server, number: Number) -> Read:
     damaged or has text without ids, unless the usage counts exactly the ids that came.
     """
     request = msgspec.json.decode(call.request)
-    whole, broken, cut = _whole(call)
+    whole, broken, cut, odd, read_parts = _whole(call)
     if cut is not None or broken:
         whole = _nothing_drawn_yet(whole)
     known = call.server or server
     checked(whole, request, known)
     count, groups = samples(request), dict[int, str]()
-    chats = [_chat(part) for part in call.parts]
+    chats = [_chat(part) for part in read_parts]
     drawn: list[Drawn] = []
     lost: list[str] = []
     for choice in whole.choices or ():
@@ -94,7 +96,8 @@ def read(call: Call, server: Server, number: Number) -> Read:
         if prompt not in groups:
             groups[prompt] = derived(call.mark, f"group {len(groups)}") if call.mark else uuid7()
         try:
-            reply, left_out = _reply(whole, choice, request, known, number, groups[prompt])
+            names = odd.get(choice.index, frozenset()) | odd.get(EVERY, frozenset())
+            reply, left_out = _reply(whole, choice, names, request, known, number, groups[prompt])
         except Exception as error:  # a reply may be anything
             lost.append(f"choice {choice.index}: {error}")
             continue
@@ -111,31 +114,45 @@ def read(call: Call, server: Server, number: Number) -> Read:
     return Read(drawn, lost, cut is not None or bool(broken))
 
 
-def _whole(call: Call) -> tuple[Body, dict[int, str], str | None]:
-    """(the reply, the choices that end before a hole, why it ended early). Raises ValueError where there is none."""
-    parts: list[Body] = []
-    raw: list[bytes] = []
+class Whole(NamedTuple):
+    """The reply of a call. broken: choices that end before a hole. cut: why it ended early. parts: its JSON."""
+
+    body: Body
+    broken: dict[int, str]
+    cut: str | None
+    odd: Odd
+    parts: Sequence[bytes]
+
+
+def _whole(call: Call) -> Whole:
+    """Raises ValueError where there is no reply."""
+    found: list[Lenient] = []
     signs = 0
     damaged: int | None = None
     for part in call.parts:
-        if not part.lstrip().startswith(b"{"):
+        if not part.removeprefix(BOM).lstrip().startswith(b"{"):
             signs += 1  # of life: a stream may hold anything beside its parts
             continue
         try:
-            parts.append(decode(part))
-            raw.append(part)
+            found.append(lenient(part))
         except (ValueError, RecursionError) as error:
             if len(call.parts) == 1:
                 raise ValueError(f"wanted a reply, got {error}") from error
-            damaged = len(parts) if damaged is None else damaged
-    if damaged is not None and not _counted(parts):
+            damaged = len(found) if damaged is None else damaged
+    if damaged is not None and not _counted([one.body for one in found]):
         LOG.warning("a stream is recorded up to a damaged part, the %d. of %d", damaged + 1, len(call.parts))
-        parts, raw, signs = parts[:damaged], raw[:damaged], signs + 1
+        found, signs = found[:damaged], signs + 1
+        if not any(choice.token_ids for one in found for choice in one.body.choices or ()):
+            raise ValueError("wanted a stream with ids, got one that is damaged before the first of them")
+    raw = [one.data for one in found]
     failed = next((error for error in map(_error, raw) if error is not None), None)
-    whole, broken = (parts[0], {}) if len(parts) == 1 else pieces(parts)
+    whole, broken = (found[0].body, {}) if len(found) == 1 else pieces([one.body for one in found])
     if not whole.choices:
         raise ValueError(f"wanted a reply, got none ({_why(call, failed)})")
-    return whole, broken, call.cut or ("engine_abort" if failed is not None or signs else None)
+    odd: defaultdict[int, frozenset[str]] = defaultdict(frozenset)
+    for index, names in (item for one in found for item in one.odd.items()):
+        odd[index] |= names
+    return Whole(whole, broken, call.cut or ("engine_abort" if failed is not None or signs else None), odd, raw)
 
 
 def _why(call: Call, failed: str | None) -> str:
@@ -158,25 +175,35 @@ def _error(part: bytes) -> str | None:
 
 
 def _reply(
-    whole: Body, choice: Choice, request: Mapping[str, Any], server: Server, number: Number, group: str
+    whole: Body,
+    choice: Choice,
+    odd: frozenset[str],
+    request: Mapping[str, Any],
+    server: Server,
+    number: Number,
+    group: str,
 ) -> tuple[Reply, tuple[str, ...]]:
-    """(the reply, what it could not be read with). Tokens were drawn, whatever stands beside them."""
+    """(the reply, what it could not be read with). Tokens were drawn, whatever stands beside them.
+
+    odd: what is no value of its field.
+    """
     problem: ValueError | None = None
-    for names in _fewer(whole, choice):
-        here = {name: None for name in names if name in Choice.__struct_fields__}
-        there = {name: None for name in names if name not in here}
-        bare, body = msgspec.structs.replace(choice, **here), msgspec.structs.replace(whole, **there)
+    if odd:
+        LOG.warning("a call is recorded without %s, which cannot be read", ", ".join(sorted(odd)))
+    for more in _fewer(*without(whole, choice, odd)):
+        names = odd.union(more)
+        body, bare = without(whole, choice, names)
         try:
             reply = reply_of(body, bare, request, server, number, group)
         except ValueError as error:
             problem = problem or error
             continue
         if problem is not None:
-            LOG.warning("a call is recorded without %s: %s", ", ".join(names), problem)
+            LOG.warning("a call is recorded without %s: %s", ", ".join(more), problem)
         if "logprobs" not in names:
-            return reply, names
+            return reply, tuple(names)
         flag = Flag(kind="unplaced_logprobs", column="logprobs")
-        return replace(reply, flags=(*reply.flags, flag)), tuple(name for name in names if name != "logprobs")
+        return replace(reply, flags=(*reply.flags, flag)), tuple(names - {"logprobs", *ALIKE})
     raise problem or ValueError("wanted a reply, got none")
 
 
@@ -184,6 +211,8 @@ def _fewer(whole: Body, choice: Choice) -> Iterator[tuple[str, ...]]:
     """Which fields to leave out: none, each alone, all."""
     there = tuple(name for name in BESIDE if getattr(choice, name, None) or getattr(whole, name, None))
     yield ()
+    if choice.has_logprobs:
+        yield from ((name,) for name in ALIKE)
     yield from ((name,) for name in there)
     if len(there) > 1:
         yield there

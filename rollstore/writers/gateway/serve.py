@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import uvicorn
 
 from rollstore.errors import DuplicateError, NotFoundError, RollstoreError
 from rollstore.schema import Rollout, to_table
-from rollstore.store.filesystem import LocalFilesystem
+from rollstore.store.filesystem import MARK, LocalFilesystem, read_file
 from rollstore.store.lookup import content
 from rollstore.store.spool import Spool, name_of, spools
 from rollstore.store.store import Store
@@ -56,11 +57,15 @@ def serve(
     Raises OSError where the address is taken, WriteError where the last rows cannot be written, StoreError where
     another gateway has the state, CorruptionError where it cannot be read.
     """
-    log = Calls(Spool(state_of(store) if state is None else state), store.store_id)
+    place = state_of(store) if state is None else state
+    if isinstance(store.filesystem, LocalFilesystem) and place.resolve().is_relative_to(Path(store.path).resolve()):
+        raise ValueError(f"gateway: state: wanted a folder outside the store {store.path}, got {place}")
+    log = Calls(Spool(place), store.store_id)
     writer = store.writer(run=run, source=source)
     conversations = Conversations(
-        writer, server=server, idle_seconds=idle_seconds, log=log, taken=lambda name: has(store, name)
-    )
+        writer, server=server, idle_seconds=idle_seconds, log=log, taken=lambda name: has(store, name),
+        missing=lambda: missing(store, place),
+    )  # fmt: skip
     recording = Queued(conversations, limit=queue, when_full=when_full)
     try:
         conversations.restore(lambda row: is_stored(store, row))
@@ -104,6 +109,19 @@ def state_of(store: Store) -> Path:
     if isinstance(store.filesystem, LocalFilesystem):
         return Path(f"{store.path}.gateway")
     return spools() / f"{name_of(store.store_id, store.path)}.gateway"
+
+
+def missing(store: Store, state: Path) -> str | None:
+    """Why a store on a disk is no longer where it was, None where it is; another place says so itself."""
+    if not isinstance(store.filesystem, LocalFilesystem):
+        return None
+    try:
+        found = str(msgspec.json.decode(read_file(store.filesystem, MARK))["store_id"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        found = f"none ({error})"
+    if found == store.store_id:
+        return None
+    return f"{store.path}: wanted store {store.store_id}, got {found}; what was not yet in it is kept in {state}"
 
 
 def has(store: Store, rollout_id: str) -> bool:

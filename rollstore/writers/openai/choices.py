@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rollstore.schema import Engine, Media, Rollout, Sampler
 from rollstore.writers.conversation import rollout
+from rollstore.writers.effects import as_grammar, beside, is_opaque, unread
 from rollstore.writers.finish import ending
 from rollstore.writers.openai.body import (
     Body,
@@ -36,7 +36,7 @@ from rollstore.writers.reply import (
     support,
     words,
 )
-from rollstore.writers.settings import readable, samples, settings_of
+from rollstore.writers.settings import NUMBERS, readable, samples, settings_of
 from rollstore.writers.uuid7 import uuid7
 from rollstore.writers.vllm.outputs import CHAIN
 from rollstore.writers.weights import Number, Weights, at_completion, by_ends, by_spans, version_number
@@ -46,6 +46,11 @@ CONSTRAINTS = (
     "json_schema", "regex", "ebnf", "thinking_token_budget",
 )  # fmt: skip
 """Settings of requests that take tokens away and are no others' column."""
+
+READ = frozenset({
+    *NUMBERS, *CONSTRAINTS, "stop", "stop_token_ids", "bad_words", "logit_bias", "response_format", "tool_choice",
+})  # fmt: skip
+"""Settings that are read, each for what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +73,17 @@ class Server:
 def sampler(request: Mapping[str, Any], server: Server, *, index: int = 0, engine: str | None = None) -> Sampler:
     """What a request asked for, or the server's defaults where it did not; for the `index`-th of its n outputs.
 
-    Each of n outputs has the next seed where the engine is vLLM; another engine's are not known.
+    Each of n outputs has the next seed where the engine is vLLM; another engine's are not known. What has no column
+    is in `extra`, or in `grammar` where it is not known to leave the distribution as it is.
     """
     asked, extra = readable({**(server.defaults or {}), **settings_of(request)})
+    more, limits = beside(asked, READ)
+    limits |= unread(extra)
+    extra |= more
     seed = asked.get("seed")
     if seed is not None and ((samples(request) > 1 and engine != "vllm") or not 0 <= seed < 2**64):
         extra["seed"], seed = str(seed), None
-    limits = {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
+    limits |= {name: value for name in CONSTRAINTS if (value := asked.get(name)) is not None}
     form = asked.get("response_format")
     if form is not None and form != {} and (not isinstance(form, Mapping) or form.get("type", "text") != "text"):
         limits["response_format"] = form
@@ -96,7 +105,7 @@ def sampler(request: Mapping[str, Any], server: Server, *, index: int = 0, engin
         bad_words=words(asked.get("bad_words")),
         stop=words(asked.get("stop")),
         stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
-        grammar=msgspec.json.encode(limits).decode() if limits else None,
+        grammar=as_grammar(limits),
         chain=CHAIN if engine == "vllm" else None,
         extra=extra or None,
     )
@@ -207,7 +216,7 @@ def reply_of(
         ending=finish,
         ending_reason=reason,
         row=row,
-        **logprobs(choice.logprobs, tokens, _kind(server, settings), request),
+        **logprobs(choice.logprobs, tokens, _kind(server, settings, request), request),
     )
 
 
@@ -217,7 +226,9 @@ def _engine(fingerprint: Any) -> Engine | None:
     return Engine(name=name, version=rest.partition("-")[0]) if name == "vllm" and rest else None
 
 
-def _kind(server: Server, settings: Sampler) -> str:
+def _kind(server: Server, settings: Sampler, request: Mapping[str, Any]) -> str:
+    if server.logprob_kind != "raw" and is_opaque(settings_of(request)):
+        return "unknown"
     greedy = settings.temperature == 0 and server.logprob_kind in ("behavior", "tempered")
     return greedy_kind(settings) if greedy else server.logprob_kind
 

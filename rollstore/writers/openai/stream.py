@@ -20,7 +20,8 @@ class Pieces(NamedTuple):
 def events(stream: bytes | str) -> list[bytes]:
     """The JSON of each event of a server-sent stream; an event that was cut off is left out."""
     text = stream.encode() if isinstance(stream, str) else stream
-    blocks = [block.split(b"\n") for block in text.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]]
+    plain = text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    blocks = [block.split(b"\n") for block in plain.split(b"\n\n")[:-1]]
     found = [b"\n".join(line[5:].strip() for line in block if line.startswith(b"data:")) for block in blocks]
     return [data for data in found if data and data != b"[DONE]"]
 

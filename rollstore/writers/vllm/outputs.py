@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from rollstore.schema import Known, Rollout, Sampler
 from rollstore.schema.known import known
 from rollstore.writers.conversation import rollout
+from rollstore.writers.effects import as_grammar, beside, unread
 from rollstore.writers.finish import ending
 from rollstore.writers.heads import Entries, drawn, entries, heads
 from rollstore.writers.reply import (
@@ -43,7 +43,7 @@ WITH_COLUMNS = (
 )  # fmt: skip
 """Settings that have a column of their own."""
 
-AS_EXTRA = ("ignore_eos", "thinking_token_budget", "watermarking", "repetition_detection", "extra_args")
+WITHOUT_COLUMN = ("ignore_eos", "thinking_token_budget", "watermarking", "repetition_detection", "extra_args")
 """Settings that bear on what is drawn and have no column of their own."""
 
 
@@ -51,11 +51,9 @@ def sampler(params: Any, index: int = 0) -> Sampler:
     """`SamplingParams` as a record, for the `index`-th of its n outputs: with a seed, each takes the next one."""
     asked, extra = readable({name: getattr(params, name, None) for name in WITH_COLUMNS})
     seed = None if asked.get("seed") is None else asked["seed"] + index
-    extra |= {
-        name: value if isinstance(value, str) else _json(value)
-        for name in AS_EXTRA
-        if (value := getattr(params, name, None)) not in (None, False, {})
-    }
+    limits = _limits(params) | unread(extra)
+    beyond, others = beside({name: getattr(params, name, None) for name in WITHOUT_COLUMN}, ())
+    extra |= beyond
     if seed is not None and not 0 <= seed < 2**64:
         extra["seed"], seed = str(seed), None
     return Sampler(
@@ -73,25 +71,20 @@ def sampler(params: Any, index: int = 0) -> Sampler:
         bad_words=words(asked.get("bad_words")),
         stop=words(asked.get("stop")),
         stop_token_ids=tuple(asked.get("stop_token_ids") or ()) or None,
-        grammar=_grammar(params),
+        grammar=as_grammar(limits | others),
         chain=CHAIN,
         applied=True,
         extra=extra or None,
     )
 
 
-def _grammar(params: Any) -> str | None:
-    """Whatever else takes tokens away, as JSON."""
+def _limits(params: Any) -> dict[str, Any]:
+    """What takes tokens away, as it was asked."""
     structured = getattr(params, "structured_outputs", None)
     allowed = getattr(params, "allowed_token_ids", None)
     limits: dict[str, Any] = {} if allowed is None else {"allowed_token_ids": list(allowed)}
     kinds = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-    limits.update({kind: value for kind in kinds if (value := getattr(structured, kind, None)) is not None})
-    return _json(limits) if limits else None
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=repr).decode()
+    return limits | {kind: value for kind in kinds if (value := getattr(structured, kind, None)) is not None}
 
 
 def logprob_kind(mode: str | None, settings: Sampler | None, *, custom_processors: bool = False) -> str:
