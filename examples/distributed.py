@@ -16,16 +16,21 @@ import os
 import sys
 import tempfile
 
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 import rollstore
 from rollstore.readers.duckdb import connect
 from rollstore.testing import synthetic
 
 WORKERS, UNLIKELY = 2, -5.0
-Answer = dict[int, tuple[int, float, int]]
-"""Version of the weights -> actions, sum of their log-probs, actions below `UNLIKELY`."""
+QUESTION = f"""
+SELECT weight_version, count(logprob) AS actions, sum(logprob::DOUBLE) AS total,
+    count(*) FILTER (logprob < {UNLIKELY}) AS unlikely
+FROM {{actions}} GROUP BY ALL HAVING count(logprob) > 0
+"""
+Answer = dict[int | None, tuple[int, float, int]]
+"""Version of the weights, None where it is not known -> actions with a log-prob, their sum, those below `UNLIKELY`."""
 
 
 def make(path: str, rollouts: int) -> rollstore.Store:
@@ -38,11 +43,11 @@ def make(path: str, rollouts: int) -> rollstore.Store:
 
 
 def by_version(block: pa.Table) -> pa.Table:
-    """What a task says of its rows: a row a version."""
-    versions, logprobs = (pc.list_flatten(block[name]) for name in ("weight_versions", "logprobs"))
-    actions = pa.table({"version": versions, "logprob": pc.cast(logprobs, pa.float64())})
-    actions = actions.append_column("unlikely", pc.cast(pc.less(actions["logprob"], UNLIKELY), pa.int64()))
-    sums = actions.group_by("version").aggregate([("logprob", "count"), ("logprob", "sum"), ("unlikely", "sum")])
+    """What a task says of its rows: a row a version. A list that is null stands for values that nobody knows."""
+    with duckdb.connect() as connection:
+        connection.register("block", block)
+        actions = "SELECT unnest(weight_versions) AS weight_version, unnest(logprobs) AS logprob FROM block"
+        sums = connection.sql(f"SELECT * FROM ({QUESTION.format(actions=f'({actions})')})").to_arrow_table()
     return sums.append_column("worker", pa.array([os.getpid()] * sums.num_rows, pa.int64()))
 
 
@@ -68,20 +73,14 @@ def with_ray(store: rollstore.Store) -> tuple[Answer, set[int]]:
             ray.shutdown()
     answer: Answer = {}
     for row in said:
-        actions, total, unlikely = answer.get(row["version"], (0, 0.0, 0))
-        answer[row["version"]] = (
-            actions + row["logprob_count"], total + row["logprob_sum"], unlikely + row["unlikely_sum"],
-        )  # fmt: skip
+        actions, total, unlikely = answer.get(row["weight_version"], (0, 0.0, 0))
+        answer[row["weight_version"]] = (actions + row["actions"], total + row["total"], unlikely + row["unlikely"])
     return answer, {row["worker"] for row in said}
 
 
 def with_duckdb(store: rollstore.Store) -> Answer:
     with connect(store) as connection:
-        rows = connection.execute(
-            "SELECT weight_version, count(logprob), sum(logprob::DOUBLE), count(*) FILTER (logprob < ?) "
-            "FROM actions GROUP BY ALL",
-            [UNLIKELY],
-        ).fetchall()
+        rows = connection.execute(QUESTION.format(actions="actions")).fetchall()
     return {version: (actions, total, unlikely) for version, actions, total, unlikely in rows}
 
 
@@ -97,13 +96,12 @@ def main(arguments: list[str] | None = None) -> int:
         alone = with_duckdb(store)
         scattered, workers = with_ray(store)
     same = alone.keys() == scattered.keys()
-    for version, (actions, total, unlikely) in sorted(alone.items()):
+    for version, (actions, total, unlikely) in sorted(alone.items(), key=lambda item: (item[0] is None, item[0])):
         n, added, below = scattered.get(version, (0, 0.0, 0))
         # Sums of floats depend on their order, and on nothing else.
         same &= (n, below) == (actions, unlikely) and abs(added - total) <= 1e-9 * abs(total)
-        print(
-            f"version {version}: {actions} actions, mean log-prob {total / actions:.4f}, {unlikely} below {UNLIKELY:g}"
-        )
+        name = "version not known" if version is None else f"version {version}"
+        print(f"{name}: {actions} actions, mean log-prob {total / actions:.4f}, {unlikely} below {UNLIKELY:g}")
     print(f"Ray ({len(workers)} workers) and DuckDB {'say the same' if same else 'DIFFER'}")
     return 0 if same else 1
 

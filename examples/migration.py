@@ -2,8 +2,8 @@
 
 python -m examples.migration [FOLDER]
 
-Every seventh row of the dump is broken in some way, as dumps are: those stand in a file of their own afterwards, with
-the reason, and everything else is in the store.
+FOLDER is made, or empty. Every seventh row of the dump is broken in some way, as dumps are: those stand in a file of
+their own afterwards, with the reason, and everything else is in the store.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(given[0]) if given else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            sys.exit(f"{folder}: wanted an empty folder, found one with files")
         dump(folder / "dump.jsonl")
         (folder / "fields.toml").write_text(MAPPING, encoding="utf-8")
         store = rollstore.open(folder / "store", create=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import rollstore
 from examples import distributed
+from rollstore.schema import Rollout
 
 pytestmark = [
     pytest.mark.ray,
@@ -35,3 +38,27 @@ def test_ray_and_duckdb_say_the_same_and_a_row_that_one_lacks_is_noticed(
     for wrong in ((actions + 1, total, unlikely), (actions, total * 1.001, unlikely), (actions, total, unlikely + 1)):
         monkeypatch.setattr(distributed, "with_ray", lambda store, wrong=wrong: ({**answer, 1: wrong}, {1, 2}))
         assert distributed.main([path]) == 1
+
+
+def test_a_task_keeps_log_probs_beside_their_own_versions_where_either_is_not_known() -> None:
+    versions, logprobs = pa.list_(pa.int64()), pa.list_(pa.float32())
+    block = pa.table({
+        "weight_versions": pa.array([[1, 1], None, [2], [2, None], None], versions),
+        "logprobs": pa.array([[-1.0, -6.0], [-2.0], None, [-7.0, -3.0], None], logprobs),
+    })  # fmt: skip
+    said = {row["weight_version"]: row for row in distributed.by_version(block).to_pylist()}
+    assert {version: (row["actions"], row["total"], row["unlikely"]) for version, row in said.items()} == {
+        1: (2, -7.0, 1), None: (2, -5.0, 0), 2: (1, -7.0, 1),
+    }  # fmt: skip
+
+
+def test_versions_that_are_not_known_are_told_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = rollstore.open(tmp_path / "store", create=True)
+    one = {"tokens": [1, 2], "action_mask": [False, True], "logprobs": [-1.0], "logprob_kind": "behavior"}
+    store.append("rollouts", [Rollout(rollout_id="a", **one), Rollout(rollout_id="b", weight_versions=[3], **one)])
+    monkeypatch.setattr(distributed, "with_ray", lambda store: (distributed.with_duckdb(store), {1}))
+    assert distributed.main([str(tmp_path / "store")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["version 3", "version not known", lines[-1]]

@@ -19,14 +19,20 @@ from rollstore.store.objects import Objects
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
 
+BYTES_A_TOKEN = 30
+"""Room that all cases need together."""
+
 
 class Place:
     """A folder of our own in an existing one, or under a URL; `with` removes it, however the block ends.
 
-    Files have names relative to it. Raises StoreError where the folder is missing, or is a store or in one.
+    tokens: how many will be measured with, for which there must be room. Files have names relative to it. Raises
+    StoreError where the folder is missing, is a store or in one, or has not the room.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, tokens: int = 0) -> None:
+        if not where:
+            raise StoreError("place: wanted a folder or a URL, got no text")
         name = f"rollstore-bench-{secrets.token_hex(8)}"
         self.remote = "://" in where and not where.startswith(("file://", "local://"))
         self._here: Path | None = None
@@ -40,7 +46,7 @@ class Place:
             self._files: Any = pafs.PyFileSystem(pafs.FSSpecHandler(self._remote))
         else:
             folder = Path(where.removeprefix("file://").removeprefix("local://"))
-            _refuse_local(folder)
+            _refuse_local(folder, tokens * BYTES_A_TOKEN)
             self.path = self._root = str(folder.absolute() / name)
             self._files = pafs.LocalFileSystem()
 
@@ -126,9 +132,12 @@ def parquet(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _refuse_local(folder: Path) -> None:
+def _refuse_local(folder: Path, needed: int) -> None:
     if not folder.is_dir():
         raise StoreError(f"{folder}: wanted a folder that is there, to measure in")
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StoreError(f"{folder}: wanted room for about {needed / 1e9:.3g} GB, got {free / 1e9:.3g} GB free")
     for above in (folder.resolve(), *folder.resolve().parents):
         if (above / MARK).exists():
             raise _taken(str(folder), str(above))

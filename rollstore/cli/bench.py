@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from importlib.metadata import version
@@ -55,13 +57,14 @@ def bench(
 
     Appends, syncs, seals, opens, looks up and loads made-up rollouts, in turn with Parquet files of the same rows that
     survive the same, and with bare bytes. Everything goes into a new folder `rollstore-bench-...` in PLACE, which is
-    removed at the end, after an error and after Ctrl-C. A store, or a folder in one, is refused. Speed depends on what
-    else the machine does: trust ratios more than times. Room needed: about 30 bytes a token.
+    removed at the end, after an error, after Ctrl-C and where the process is told to end. A store, or a folder in one,
+    is refused. Speed depends on what else the machine does: trust ratios more than times. Room needed: about 30 bytes a
+    token.
     """
     from rollstore.bench import SIZES, Place, measure
 
     plan = SIZES[size] if tokens is None else replace(SIZES[size], tokens=tokens)
-    with Place(place) as made, counting("measuring") as count:
+    with _in_order(), Place(place, tokens=plan.tokens) as made, counting("measuring") as count:
         found = list(measure(made, plan, lambda case, done, of: count(done, of)))
     versions = {"rollstore": __version__, **{name: version(name) for name in ("pyarrow", "numpy")}}
     if as_json:
@@ -71,6 +74,21 @@ def bench(
     if "load" not in [figure.case for figure in found]:
         console.emit("load: not measured, for torch is not installed (pip install 'rollstore[torch]')")
     console.emit(visible(f"{place}: about {plan.tokens:,} tokens; {', '.join(map(' '.join, versions.items()))}"))
+
+
+@contextmanager
+def _in_order() -> Generator[None]:
+    """A process that is told to end, or whose terminal closes, removes what it made."""
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _show(figures: list[Figure]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -89,6 +92,34 @@ def test_an_interrupt_in_any_case_leaves_nothing(case: str, url: bool, place: Pa
         list(measure(made, TINY, interrupt))
     assert left(place) == []
     assert set(files.find("/cut", withdirs=True)) <= {"/cut"}  # a folder that it keeps of itself
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_told_to_end_removes_what_it_made(
+    number: signal.Signals, run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(made: Place, plan: Plan, tell: object) -> Iterator[object]:
+        (made.here / "rows").write_bytes(b"some")
+        os.kill(os.getpid(), number)
+        yield from ()
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr("rollstore.bench.measure", told)
+    assert run("bench", str(place)).exit_code == 128 + number
+    assert left(place) == []
+    assert signal.getsignal(number) is before
+
+
+def test_a_place_without_the_room_or_without_a_name_is_refused_before_anything_is_written(
+    run: Run, place: Path
+) -> None:
+    crowded = run("bench", str(place), "--tokens", str(10**15))
+    assert (crowded.exit_code, crowded.stdout) == (2, "")
+    assert "wanted room for about 3e+07 GB, got " in crowded.stderr
+    unnamed = run("bench", "")
+    assert (unnamed.exit_code, unnamed.stdout) == (2, "")
+    assert "place: wanted a folder or a URL" in unnamed.stderr
+    assert left(place) == []
 
 
 @pytest.mark.parametrize("inside", ["", "rollouts"])
