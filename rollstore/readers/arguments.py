@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,20 @@ import numpy as np
 WORD = (1 << 64) - 1
 """The most that a seed can be, or an epoch: both are keys of 64 bits."""
 
+LONG = (1 << 63) - 1
+"""The most that columns hold: a step, a version of weights."""
+
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
-    """Raises ValueError on what is no whole number of at least `least` and at most `most`."""
+    """Raises ValueError on what is no whole number of at least `least` and at most `most`; or of 64 bits, signed."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or (least is not None and value < least):
         of = "" if least is None else f" of at least {least}"
         raise ValueError(f"{name}: wanted a whole number{of}, got {value!r}")
-    if most is not None and value > most:
-        raise ValueError(f"{name}: wanted a whole number of at most {most}, got {value!r}")
+    if value > (LONG if most is None else most):
+        raise ValueError(f"{name}: wanted a whole number of at most {LONG if most is None else most}, got {value!r}")
+    if value < -LONG - 1:
+        raise ValueError(f"{name}: wanted a whole number of at least {-LONG - 1}, got {value!r}")
 
 
 def limits(tokens_per_batch: Any, rollouts_per_batch: Any) -> None:
@@ -43,6 +49,13 @@ def seconds(name: str, value: Any) -> None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if value is not None and not (number and value >= 0):
         raise ValueError(f"{name}: wanted at least 0 seconds, or None, got {value!r}")
+
+
+def pause(name: str, value: Any) -> None:
+    """Raises ValueError on what is no number of seconds above 0 that a thread can sleep."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not (number and 0 < value <= TIMEOUT_MAX):
+        raise ValueError(f"{name}: wanted more than 0 seconds, and at most {TIMEOUT_MAX:.0f}, got {value!r}")
 
 
 def word(name: str, value: Any, words: tuple[str, str]) -> None:

@@ -22,7 +22,7 @@ class Arrivals:
     """Hands out the rows of a store's rollouts that it has not handed out yet.
 
     A row is known by its origin, which sealing and compaction keep; a batch that was looked through is not opened
-    again. One bit a row stays in memory.
+    again. A byte or two for each row stays in memory.
     """
 
     def __init__(self, store: Store, columns: Sequence[str]) -> None:

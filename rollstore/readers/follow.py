@@ -3,92 +3,44 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rollstore.errors import DuplicateError
 from rollstore.readers import arguments
 from rollstore.readers.arrivals import ORIGIN, Arrivals
 from rollstore.readers.filters import check_scalar
 from rollstore.readers.ledger import Ledger
+from rollstore.readers.rules import Clock, Rules
 from rollstore.readers.waiting import NEEDED, Rollout, Row, Unit, gather, kept, release, rows_of, together
-from rollstore.store.lookup import content
 from rollstore.store.store import Store
 
+__all__ = ["Clock", "Follower", "Rules"]
+
 _LATE = "late: its group was closed"
+_CONFLICT = "conflict: one segment came with different contents"
 _NO_GROUP = 1 << 62
 """After every segment that has a group."""
 
 _Key: TypeAlias = str | tuple[Any, Any, Any]
 """Of what is given together: the id of a rollout, or (run_id, step, group_id)."""
 
-
-def _utc() -> datetime:
-    return datetime.now(UTC)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Time as a follower sees it: seconds that only go on, a pause, and the date for the record."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    date: Callable[[], datetime] = _utc
+T = TypeVar("T")
+"""What is made of a batch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What is given, and when it is given up.
-
-    tokens_per_batch, rollouts_per_batch: the most of a batch; with whole_groups the second counts groups. where: over
-    scalar columns of the last segment; others are `filtered`. version, max_lag: what is more than max_lag versions
-    behind when it would be given is discarded, counted from its oldest action; so is what has an unknown version.
-    whole_groups: a group comes whole, once group_size members are finished. group_wait: seconds after which one that is
-    still incomplete is closed, for ever when None; incomplete: then to take what there is of it, or to leave it out.
-    A group of which no member says its group_size waits as long, and is then what is there of it. Members that come
-    later than that are discarded. timeout: seconds to wait for a full batch before what is there is
-    given, or nothing more; None waits for ever. poll: seconds between looks at the store.
-    """
-
-    tokens_per_batch: int | None = None
-    rollouts_per_batch: int | None = None
-    where: pc.Expression | None = None
-    version: Callable[[], int] | None = None
-    max_lag: int | None = None
-    whole_groups: bool = False
-    group_wait: float | None = None
-    incomplete: Literal["take", "leave_out"] = "leave_out"
-    timeout: float | None = None
-    poll: float = 0.2
-
-    def __post_init__(self) -> None:
-        arguments.limits(self.tokens_per_batch, self.rollouts_per_batch)
-        arguments.flag("whole_groups", self.whole_groups)
-        arguments.seconds("group_wait", self.group_wait)
-        arguments.seconds("timeout", self.timeout)
-        arguments.seconds("poll", self.poll)
-        if not self.poll:
-            raise ValueError(f"poll: wanted more than 0 seconds, got {self.poll}")
-        arguments.function("version", self.version)
-        if (self.version is None) != (self.max_lag is None):
-            raise ValueError("max_lag: wanted together with version, which says what the current one is")
-        if self.max_lag is not None:
-            arguments.whole("max_lag", self.max_lag, 0)
-        arguments.word("incomplete", self.incomplete, ("take", "leave_out"))
+def _itself(table: pa.Table) -> pa.Table:
+    return table
 
 
 class Follower:
     """Gives the rollouts of a store as they are finished, as tables of whole rollouts, each once in a training run.
 
     What became of each is a row of `uses`, written by `commit` once the trainer's step is safe; from them a follower
-    that is started again knows what was done. One follower a run at a time; what is being waited for is in memory, and
-    at most as much again of what came with it.
+    that is started again knows what was done. One follower a run at a time; what is being waited for is in memory, at
+    most as much again of what came with it, and of each rollout ever given or dropped its id: about 0.55 kB.
     """
 
     def __init__(
@@ -99,7 +51,7 @@ class Follower:
         that step or later comes again. Left out, the run goes on after the last step recorded."""
         arguments.text("train_run", train_run)
         if resume_step is not None:
-            arguments.whole("resume_step", resume_step)
+            arguments.whole("resume_step", resume_step, None, arguments.LONG)
         self._rules, self._clock = rules, clock or Clock()
         self._ledger = Ledger(store, train_run, resume_step, self._clock.date)
         self._where = "" if rules.where is None else str(rules.where)
@@ -120,11 +72,15 @@ class Follower:
         """when the first of what is coming came, or before"""
         self._units = 0
         self._ready: list[Unit] = []
-        self._queued: set[str] = set()
-        """ids of what is ready"""
+        self._queued: dict[str, Unit] = {}
+        """what is ready, by the ids of its members"""
+        self._groups: dict[_Key, Unit] = {}
+        """what is ready, by what its members share"""
         self._fresh, self._current = 0, 0
         """how much of what is ready, from its beginning, is known not to be stale, and at which version"""
         self._closed: set[_Key] = set()
+        self._contradicted: set[str] = set()
+        """ids that came with one segment and different contents"""
         self._placed: dict[str, tuple[int, _Key]] = {}
 
     @property
@@ -147,14 +103,20 @@ class Follower:
             yield table
 
     def next(self) -> pa.Table | None:
-        """The next batch; None where nothing came within the timeout. Raises DuplicateError, CorruptionError."""
+        """The next batch; None where nothing came within the timeout. Raises CorruptionError, and DuplicateError that
+        names what came with different contents since the last call: it is not given, and the rest is with the next.
+        ValueError where the filter fails: nothing is lost by it."""
+        return self.batch(_itself)
+
+    def batch(self, make: Callable[[pa.Table], T]) -> T | None:
+        """What is made of the next batch, as `next`. Where make raises nothing was given, and the batch comes again."""
         begun = self._clock.now()
         while True:
             full = self._fill()
             late = self._rules.timeout is not None and self._clock.now() - begun >= self._rules.timeout
             if full or late:
                 chosen = self._take()
-                return self._given(chosen) if chosen else None
+                return self._given(chosen, make) if chosen else None
             pause = self._rules.poll
             if self._rules.timeout is not None:
                 pause = min(pause, max(0.0, begun + self._rules.timeout - self._clock.now()))
@@ -190,27 +152,29 @@ class Follower:
 
     def _arrive_all(self, rows: list[Row]) -> None:
         """All of them, even where one is an error: they do not come again."""
-        conflicts: list[DuplicateError] = []
-        for row in rows:
-            try:
-                self._arrive(row)
-            except DuplicateError as error:
-                conflicts.append(error)
+        conflicts = [f"{row.id!r}, segment {row.segment}" for row in rows if not self._arrive(row)]
         rows[0].block.arrived()
         if conflicts:
-            raise conflicts[0]
+            raise DuplicateError(f"{'; '.join(conflicts)}: wanted one content, got different ones")
 
-    def _arrive(self, row: Row) -> None:
+    def _arrive(self, row: Row) -> bool:
+        """Whether it goes with what came before; what does not is dropped, all of its rollout."""
         key = self._home(row) if self._rules.whole_groups else row.id
         if row.id in self._ledger.done:
-            self._close(key)
-            return
+            if row.id not in self._contradicted:
+                self._close(key)
+            return True
+        if row.id in self._queued:
+            unit = self._queued[row.id]
+            known = unit.members[row.id].rows.get(row.segment)
+            return known is None or known.equals(row) or self._contradict(unit, row.id)
         if key in self._closed:
-            if row.id not in self._queued:
-                self._ledger.drop(row.id, "discarded", _LATE, self._clock.date())
+            ready = self._groups.get(key)
+            kept = None if ready is None else ready.dropped
+            self._ledger.drop(row.id, "discarded", _LATE, self._clock.date(), kept)
             if key in self._coming:  # earlier segments, which had no group
                 self._close(key)
-            return
+            return True
         unit = self._coming.get(key) or self._begin(key, self._clock.now())
         unit.size = max(unit.size, 1 if isinstance(key, str) else row.size or 0)
         rollout = unit.members.get(row.id)
@@ -221,11 +185,26 @@ class Follower:
             rollout.rows[row.segment] = row
             row.hold()
             self._touched.add(key)
-        elif content(known.content()) != content(row.content()):
-            raise DuplicateError(f"{row.id!r}, segment {row.segment}: wanted one content, got different ones")
+        return known is None or known.equals(row) or self._contradict(unit, row.id)
+
+    def _contradict(self, unit: Unit, id_: str) -> Literal[False]:
+        """Which of the two contents is right nobody knows: neither is given. The group is one that stays incomplete."""
+        self._contradicted.add(id_)
+        self._drop(unit, [id_], "discarded", _CONFLICT)
+        unit.contradicted += 1
+        self._touched.add(unit.key)
+        if unit.key in self._groups:
+            for other, reason in self._left_out(unit, complete=True).items():
+                self._drop(unit, [other], "discarded", reason)
+            unit.measure()
+            self._fresh = 0
+            if not unit.members:
+                self._ready.remove(unit)
+                self._leaves(unit)
+        return False
 
     def _begin(self, key: _Key, since: float) -> Unit:
-        unit = self._coming[key] = Unit(number=self._units, since=since)
+        unit = self._coming[key] = Unit(key=key, number=self._units, since=since)
         self._units, self._earliest = self._units + 1, min(self._earliest, since)
         return unit
 
@@ -233,14 +212,14 @@ class Follower:
         """The group of a rollout's first segment that has one, so far; what is there of it moves along."""
         rank, key = (_NO_GROUP, row.id) if row.group is None else (row.segment, row.group)
         first, placed = self._placed.setdefault(row.id, (rank, key))
-        if rank > first:
-            return placed
+        if rank > first or row.id in self._queued or (rank == first and key != placed):
+            return placed  # The last contradicts: one segment is in one group.
         self._placed[row.id] = (rank, key)
         unit = self._coming.get(placed)
         if key != placed and unit is not None and row.id in unit.members:
             there = self._coming.get(key) or self._begin(key, unit.since)
             there.members[row.id] = unit.members.pop(row.id)
-            if not unit.members:
+            if not unit.members and not unit.contradicted:
                 del self._coming[placed]
         return key
 
@@ -250,24 +229,34 @@ class Follower:
         unit = self._coming.pop(key, None)
         if unit is not None:
             self._drop(unit, list(unit.members), "discarded", _LATE)
+            self._ledger.record(unit.dropped)
 
     def _settle(self) -> None:
         """Move what is complete, or has waited long enough, to what is ready; drop what the rules leave out."""
         complete = {key for key in self._touched if key in self._coming and self._coming[key].complete}
-        self._touched.clear()
         closing = sorted(complete | self._overdue(), key=lambda key: self._coming[key].number)
-        units = [self._coming.pop(key) for key in closing]
-        self._closed.update(closing)
-        for key, unit in zip(closing, units, strict=True):
+        units = [self._coming[key] for key in closing]
+        left_out = [self._left_out(unit, unit.key in complete) for unit in units]
+        staying = [
+            [one for id_, one in unit.members.items() if id_ not in out]
+            for unit, out in zip(units, left_out, strict=True)
+        ]
+        filtered = self._filtered(staying)
+        self._touched.clear()
+        for unit, reasons, unwanted in zip(units, left_out, filtered, strict=True):
+            del self._coming[unit.key]
+            self._closed.add(unit.key)
             unit.enqueued_at = self._clock.date()
-            if key not in complete:
-                self._close_incomplete(unit)
-        self._filter(units)
-        for unit in units:
+            for id_, reason in reasons.items():
+                self._drop(unit, [id_], "discarded", reason)
+            self._drop(unit, unwanted, "filtered", f"where: {self._where}")
             unit.measure()
             if unit.members and not self._oversize(unit):
                 self._ready.append(unit)
-                self._queued.update(unit.members)
+                self._queued.update(dict.fromkeys(unit.members, unit))
+                self._groups[unit.key] = unit
+            else:
+                self._ledger.record(unit.dropped)
 
     def _overdue(self) -> set[_Key]:
         """What has waited long enough."""
@@ -278,20 +267,31 @@ class Follower:
         self._earliest = min((unit.since for key, unit in self._coming.items() if key not in found), default=math.inf)
         return found
 
-    def _close_incomplete(self, unit: Unit) -> None:
-        there, left_out = unit.finished, self._rules.incomplete == "leave_out" and unit.size > 0
-        for id_, member in list(unit.members.items()):
-            finished = member.finished
-            if left_out or not finished:
-                what = f"its group has {there} of {unit.size}" if finished else "unfinished"
-                self._drop(unit, [id_], "discarded", f"incomplete: {what} after {self._rules.group_wait} s")
+    def _left_out(self, unit: Unit, complete: bool) -> dict[str, str]:
+        """Members of a unit that is closed which do not stay, with the reason."""
+        whole = self._rules.incomplete == "leave_out" and unit.size > 0
+        if whole and unit.contradicted:
+            return dict.fromkeys(unit.members, "incomplete: a member of its group came with different contents")
+        if complete:
+            return {}
+        what = f"its group has {unit.finished} of {unit.size}"
+        return {
+            id_: f"incomplete: {what if member.finished else 'unfinished'} after {self._rules.group_wait} s"
+            for id_, member in unit.members.items()
+            if whole or not member.finished
+        }
 
-    def _filter(self, units: list[Unit]) -> None:
+    def _filtered(self, groups: list[list[Rollout]]) -> list[list[str]]:
+        """Of each group the ids that the filter leaves out. Raises ValueError where it fails: then nothing is closed,
+        and all is asked again."""
         if self._rules.where is None:
-            return
-        asked = iter(kept([one for unit in units for one in unit.members.values()], self._rules.where, self._tested))
-        for unit in units:
-            self._drop(unit, [id_ for id_ in unit.members if not next(asked)], "filtered", f"where: {self._where}")
+            return [[] for _ in groups]
+        try:
+            asked = iter(kept([one for group in groups for one in group], self._rules.where, self._tested))
+        except pa.ArrowException as error:
+            self._earliest = -math.inf
+            raise ValueError(f"where: {self._where} fails on what is finished: {error}") from error
+        return [[one.id for one in group if not next(asked)] for group in groups]
 
     def _oversize(self, unit: Unit) -> bool:
         budget = self._rules.tokens_per_batch
@@ -303,8 +303,8 @@ class Follower:
 
     def _drop(self, unit: Unit, ids: Sequence[str], disposition: str, reason: str) -> None:
         for id_ in ids:
-            self._queued.discard(id_)
-            self._ledger.drop(id_, disposition, reason, unit.enqueued_at)
+            self._queued.pop(id_, None)
+            self._ledger.drop(id_, disposition, reason, unit.enqueued_at, unit.dropped)
         release([unit.members.pop(id_) for id_ in ids])
 
     # -- giving ---------------------------------------------------------------------------------------------------
@@ -339,6 +339,7 @@ class Follower:
             lag = "an unknown version" if unit.oldest is None else f"lag {current - unit.oldest}"
             what = f"stale: {lag}, wanted at most {self._rules.max_lag}"
             self._drop(unit, list(unit.members), "discarded", what)
+            self._leaves(unit)
         self._ready, self._fresh = stay, len(stay)
 
     def _take(self) -> list[Unit]:
@@ -348,11 +349,22 @@ class Follower:
         self._fresh = max(0, self._fresh - count)
         return chosen
 
-    def _given(self, units: list[Unit]) -> pa.Table:
+    def _given(self, units: list[Unit], make: Callable[[pa.Table], T]) -> T:
         at, members = self._clock.date(), [(unit, member) for unit in units for member in unit.members.values()]
-        table = gather([row for _, member in members for row in member.ordered()])
+        try:
+            made = make(gather([row for _, member in members for row in member.ordered()]))
+        except BaseException:
+            self._ready[:0], self._fresh = units, 0
+            raise
         for unit, member in members:
             self._ledger.give(member.id, unit.enqueued_at, at, member.actions)
-            self._queued.discard(member.id)
+            self._queued.pop(member.id, None)
+        for unit in units:
+            self._leaves(unit)
         release(member for _, member in members)
-        return table
+        return made
+
+    def _leaves(self, unit: Unit) -> None:
+        """It is not ready any more: what was left out of it belongs to this step."""
+        del self._groups[unit.key]
+        self._ledger.record(unit.dropped)

@@ -47,17 +47,25 @@ class Ledger:
         """A rollout was given to the trainer."""
         self._note(id_, disposition="trained", enqueued_at=enqueued_at, consumed_at=consumed_at, tokens_trained=actions)
 
-    def drop(self, id_: str, disposition: str, reason: str, enqueued_at: datetime | None) -> None:
-        """A rollout will not be given."""
+    def drop(
+        self, id_: str, disposition: str, reason: str, enqueued_at: datetime | None,
+        rows: list[dict[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """A rollout will not be given. rows: where that is kept until `record`; this step's, when left out."""
         self._note(
-            id_, disposition=disposition, reason=reason, enqueued_at=enqueued_at, consumed_at=self._date(),
+            id_, rows, disposition=disposition, reason=reason, enqueued_at=enqueued_at, consumed_at=self._date(),
             tokens_trained=0,
         )  # fmt: skip
 
-    def _note(self, id_: str, **columns: Any) -> None:
+    def record(self, rows: list[dict[str, Any]]) -> None:
+        """What was kept belongs to this step; nothing is kept any more."""
+        self._rows += rows
+        rows.clear()
+
+    def _note(self, id_: str, rows: list[dict[str, Any]] | None = None, **columns: Any) -> None:
         if id_ not in self.done:
             self.done.add(id_)
-            self._rows.append({"rollout_id": id_, **columns})
+            (self._rows if rows is None else rows).append({"rollout_id": id_, **columns})
 
     def commit(self, **columns: Any) -> None:
         """Write the rows collected as those of this step; they survive power loss. Without rows nothing happens.

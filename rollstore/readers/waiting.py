@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.errors import RollstoreError
+from rollstore.store.lookup import content
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -76,6 +77,10 @@ class Row:
     def content(self) -> pa.RecordBatch:
         """This row alone."""
         return self.block.batch.slice(self.number, 1)
+
+    def equals(self, other: Row) -> bool:
+        """Whether both record the same."""
+        return content(self.content()) == content(other.content())
 
     def hold(self) -> None:
         """From now on it is wanted."""
@@ -142,9 +147,13 @@ def release(rollouts: Iterable[Rollout]) -> None:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Unit:
-    """What is given together: a rollout, or a group of them. number: in the order of their coming; size: 0 while no
-    member says it; since: when the first came, in seconds of the clock; oldest: as of a rollout, once it is ready."""
+    """What is given together: a rollout, or a group of them. key: what its members share; number: in the order of their
+    coming; size: 0 while no member says it; since: when the first came, in seconds of the clock; oldest: as of a
+    rollout, once it is ready; contradicted: how many members came with different contents; dropped: rows of `uses` of
+    members that are left out, for the step in which the others are given or dropped: were they on record before, the
+    others would be late after a restart in between."""
 
+    key: Any
     number: int
     since: float
     size: int = 0
@@ -152,10 +161,12 @@ class Unit:
     oldest: int | None = None
     enqueued_at: datetime | None = None
     members: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+    contradicted: int = 0
+    dropped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def complete(self) -> bool:
-        return 0 < self.size <= self.finished
+        return 0 < self.size <= self.finished + self.contradicted
 
     @property
     def finished(self) -> int:

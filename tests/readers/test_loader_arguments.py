@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+import rollstore
+from rollstore.errors import StoreError
 from rollstore.readers.order import epoch_order
 from rollstore.readers.torch import RolloutLoader
 from rollstore.store.store import Store
@@ -42,6 +46,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"columns": ["x_no"]}, "columns: rollouts has no column 'x_no'"),
     ({"seed": -1}, "seed: wanted a whole number of at least 0, got -1"),
     ({"seed": 2**64}, f"seed: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
+    ({"window": 2**64}, f"window: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
+    ({"world_size": 2**70}, f"world_size: wanted a whole number of at most {2**63 - 1}, got {2**70}"),
+    ({"max_uses": 2**70}, f"max_uses: wanted a whole number of at most {2**63 - 1}, got {2**70}"),
+    ({"version": -(2**70), "max_lag": 1}, f"version: wanted a whole number of at least {-(2**63)}, got -{2**70}"),
     ({"seed": True}, "seed: wanted a whole number of at least 0, got True"),
     ({"seed": 1.0}, "seed: wanted a whole number of at least 0, got 1.0"),
     ({"pin_memory": 1}, "pin_memory: wanted True or False, got 1"),
@@ -53,6 +61,9 @@ WRONG_OF_FOLLOW: list[tuple[dict[str, Any], str]] = [
     ({"group_wait": -1}, "group_wait: wanted at least 0 seconds, or None, got -1"),
     ({"version": 3, "max_lag": 1}, "version: wanted a function, got 3"),
     ({"resume_step": "a"}, "resume_step: wanted a whole number, got 'a'"),
+    ({"resume_step": 10**30}, f"resume_step: wanted a whole number of at most {2**63 - 1}, got 1"),
+    ({"poll": math.inf}, "poll: wanted more than 0 seconds, and at most "),
+    ({"poll": 1e300}, "poll: wanted more than 0 seconds, and at most "),
     ({"world_size": 2}, "world_size: wanted no such argument with follow=True"),
     ({"seed": 1}, "seed: wanted no such argument with follow=True"),
     ({"anchor": "e"}, "anchor: wanted no such argument with follow=True"),
@@ -91,6 +102,8 @@ def test_a_path_is_no_store(store: Store) -> None:
         ({"seed": 2**64}, f"state: seed: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
         ({"epoch": 2**64}, f"state: epoch: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
         ({"window": 0}, "state: window: wanted a whole number of at least 1, got 0"),
+        ({"window": 2**64}, f"state: window: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
+        ({"weights": 2**63}, f"state: weights: wanted a whole number of at most {2**63 - 1}, got {2**63}"),
         ({"position": True}, "state: position: wanted a whole number of at least 0, got True"),
         ({"ahead": 7}, "state: wanted workers, worker, ahead together, got ahead"),
         ({"nope": 1}, "state: wanted what state_dict gave, got 'nope' in it"),
@@ -115,6 +128,26 @@ def test_a_follower_refuses_what_is_no_state(store: Store) -> None:
     following: Any = RolloutLoader(store, follow=True, train_run="t", tokens_per_batch=99)
     with pytest.raises(TypeError, match=r"^state: wanted what state_dict gave, got None$"):
         following.load_state_dict(None)
+
+
+@pytest.mark.parametrize("step", [True, 1.0, "1", None, -1, 10**30])
+def test_a_follower_refuses_a_state_of_no_step(store: Store, step: Any) -> None:
+    following: Any = RolloutLoader(store, follow=True, train_run="t", tokens_per_batch=99)
+    with pytest.raises(ValueError, match=r"^state: step: wanted a whole number of at (least 0|most \d+), got "):
+        following.load_state_dict({**following.state_dict(), "step": step})
+
+
+def test_a_follower_takes_the_state_of_its_own_store_alone_or_one_that_names_none(store: Store, tmp_path: Path) -> None:
+    other = rollstore.open(tmp_path / "other", create=True)
+    following: dict[str, Any] = {"follow": True, "train_run": "t", "tokens_per_batch": 99}
+    here, there = (RolloutLoader(each, **following) for each in (store, other))
+    state: dict[str, Any] = {**here.state_dict(), "step": 3}
+    with pytest.raises(StoreError, match=rf"^state: wanted one of store {other.store_id}, got {store.store_id}$"):
+        there.load_state_dict(state)
+    here.load_state_dict(state)
+    del state["store_id"]
+    there.load_state_dict(state)
+    assert (here.state_dict()["step"], there.state_dict()["step"]) == (3, 3)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**64, 1.0, True, "1"])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from rollstore.batch import TokenBatch
@@ -45,10 +47,17 @@ def inside(loader: RolloutLoader, workers: int, context: str | None = "fork") ->
     return DataLoader(loader, batch_size=None, num_workers=workers, **more)
 
 
-def persistent(loader: RolloutLoader, context: str = "fork", workers: int = 2) -> Any:
+def persistent(loader: RolloutLoader, context: str = "fork", workers: int = 2, init: Any = None) -> Any:
     return DataLoader(
-        loader, batch_size=None, num_workers=workers, persistent_workers=True, multiprocessing_context=context
-    )
+        loader, batch_size=None, num_workers=workers, persistent_workers=True, multiprocessing_context=context,
+        worker_init_fn=init,
+    )  # fmt: skip
+
+
+def held(up: Any, worker: int) -> None:
+    """The second worker comes up when it is let."""
+    if worker == 1:
+        up.wait()
 
 
 def all_of(spread: Any) -> list[Any]:
@@ -218,6 +227,62 @@ def test_what_a_loader_is_told_reaches_workers_that_persist(filled: Store) -> No
     other.set_epoch(3)
     made.load_state_dict(other.state_dict())
     assert same(all_of(spread), list(other)), "its seed and window too"
+
+
+@pytest.mark.parametrize(
+    ("context", "told"), [("fork", "where it was left"), ("fork", "the next epoch"), ("spawn", "where it was left")]
+)
+def test_a_worker_that_comes_up_late_begins_where_the_others_did(filled: Store, context: str, told: str) -> None:
+    up = get_context(context).Event()
+    made, plain = (loader(filled, rollouts_per_batch=2) for _ in range(2))
+    spread = persistent(made, context, init=partial(held, up))
+    made.set_epoch(4)
+    plain.set_epoch(4)
+    given = [next(iter(spread))]
+    if told == "the next epoch":
+        given = []
+        plain.set_epoch(5)
+        made.set_epoch(5)
+    else:
+        made.load_state_dict(made.state_after(1))
+    up.set()
+    assert same(given + list(spread), list(plain))
+
+
+def test_a_worker_that_begins_a_later_epoch_late_begins_where_the_others_did(filled: Store) -> None:
+    made = Held(filled, rollouts_per_batch=2, seed=5)
+    made.up = get_context("fork").Event()
+    plain = loader(filled, tokens_per_batch=None, rollouts_per_batch=2)
+    spread = persistent(made)
+    for epoch, late in ((0, False), (4, True), (9, False)):
+        for one in (made, plain):
+            one.set_epoch(epoch)
+        whole = list(plain)
+        steps = iter(spread)
+        if late:
+            given = [next(steps)]
+            made.set_epoch(8)
+            made.load_state_dict(loader(filled, tokens_per_batch=None, rollouts_per_batch=2, seed=6).state_dict())
+            made.up.set()
+            assert same(given + list(steps), whole)
+            plain.load_state_dict(made.state_dict())
+            assert same(list(spread), list(plain)), "and what it was told meanwhile is of the next"
+        else:
+            assert same(list(steps), whole)
+
+
+class Held(RolloutLoader):
+    """The second worker begins its second iteration when it is let."""
+
+    up: Any
+    begun = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
+        info = get_worker_info()
+        if self.begun == 2 and info is not None and info.id == 1:
+            self.up.wait()
+        return super().__iter__()
 
 
 def test_what_a_copy_is_told_is_for_the_copy_and_its_workers_alone(filled: Store) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rollstore.batch import TokenBatch, collate
+from rollstore.errors import StoreError
 from rollstore.readers import arguments
 from rollstore.readers.follow import Clock, Follower, Rules
 from rollstore.readers.torch.columns import COLUMNS, HEADS, check_columns, check_extra
@@ -54,7 +55,7 @@ class RolloutFollower(IterableDataset[Any]):
         check_extra(extra)
         arguments.function("make", make)
         arguments.flag("heads", heads)
-        self._train_run, self._pinned = train_run, pins(pin_memory)
+        self._train_run, self._store_id, self._pinned = train_run, store.store_id, pins(pin_memory)
         with store.snapshot() as snapshot:
             check_columns(snapshot.schema("rollouts").names, columns, extra)
         read = [*dict.fromkeys([*COLUMNS, *columns, *(HEADS if heads else ()), *(extra or {}).values()])]
@@ -81,23 +82,30 @@ class RolloutFollower(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             raise ValueError("follow: wanted the process that commits, got a worker: follow with num_workers=0")
-        for table in self._follower:
-            batch = self._make(table)
-            yield batch.pin_memory() if self._pinned and isinstance(batch, TokenBatch) else batch
+        while (made := self._follower.batch(self._made)) is not None:
+            yield made[0]
+
+    def _made(self, table: pa.Table) -> tuple[Any]:
+        batch = self._make(table)
+        return (batch.pin_memory() if self._pinned and isinstance(batch, TokenBatch) else batch,)
 
     def commit(self, *, weight_version: int | None = None, recipe: str | None = None, **columns: Any) -> None:
         """As `Follower.commit`: the step is done and safe."""
         self._follower.commit(weight_version=weight_version, recipe=recipe, **columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trainer's checkpoint has to hold: the run, and the step that comes next."""
-        return {"train_run": self._train_run, "step": self.step}
+        """What the trainer's checkpoint has to hold: the store, the run, and the step that comes next."""
+        return {"store_id": self._store_id, "train_run": self._train_run, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the step of a checkpoint. Raises ValueError on the state of another run, TypeError on none."""
+        """Go on with the step of a checkpoint. Raises StoreError on the state of another store (one without a store_id,
+        as earlier releases gave, is taken for this one's), ValueError on that of another run, TypeError on none."""
         arguments.kind("state", state, Mapping, "what state_dict gave")
-        if state.get("train_run") != self._train_run or not isinstance(state.get("step"), int):
+        if state.get("train_run") != self._train_run or "step" not in state:
             raise ValueError(f"state: wanted one of run {self._train_run!r} with its step, got {dict(state)!r}")
+        if (store := state.get("store_id", self._store_id)) != self._store_id:
+            raise StoreError(f"state: wanted one of store {self._store_id}, got {store}")
+        arguments.whole("state: step", state["step"], 0, arguments.LONG)
         self._follower.close()
         self._follower = self._start(resume_step=int(state["step"]))
 

@@ -30,7 +30,7 @@ from rollstore.readers.torch.following import RolloutFollower
 from rollstore.readers.torch.oversize import above
 from rollstore.readers.torch.pinned import pins
 from rollstore.readers.torch.state import State, decode
-from rollstore.readers.torch.told import Start, Told
+from rollstore.readers.torch.told import News, Start, Told
 from rollstore.readers.torch.windows import Column, Kept, Source, Window, Windows
 from rollstore.store.snapshot import Snapshot
 from rollstore.store.store import Store
@@ -124,12 +124,12 @@ class RolloutLoader(IterableDataset[Any]):
         prefetch: int = 2,
     ) -> None:
         arguments.limits(tokens_per_batch, rollouts_per_batch)
-        for name, value, least in (
-            ("rank", rank, 0), ("world_size", world_size, 1), ("window", window, 1), ("prefetch", prefetch, 0),
-            ("cache_bytes", cache_bytes, 0),
+        for name, value, least, most in (
+            ("rank", rank, 0, None), ("world_size", world_size, 1, None), ("prefetch", prefetch, 0, None),
+            ("cache_bytes", cache_bytes, 0, None), ("seed", seed, 0, arguments.WORD),
+            ("window", window, 1, arguments.WORD),
         ):  # fmt: skip
-            arguments.whole(name, value, least)
-        arguments.whole("seed", seed, 0, arguments.WORD)
+            arguments.whole(name, value, least, most)
         if rank >= world_size:
             raise ValueError(f"rank: wanted 0 to {world_size - 1}, got {rank}")
         arguments.word("oversize", oversize, ("raise", "skip"))
@@ -237,11 +237,14 @@ class RolloutLoader(IterableDataset[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
+        return self._epoch(self._told.ask())
+
+    def _epoch(self, news: News | None) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         if info is not None and self._pinned:
             raise ValueError("pin_memory: wanted the process that copies from it, got a worker: pin in the DataLoader")
-        self._told.hear(self._begin)
+        self._told.hear(news, self._begin)
         if self._left:
             raise ValueError(
                 f"persistent_workers: wanted each epoch to its end, got one left in epoch {self.epoch}: the batches "

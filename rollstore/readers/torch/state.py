@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from rollstore.errors import StoreError, VersionError
-from rollstore.readers.arguments import WORD, whole
+from rollstore.readers.arguments import LONG, WORD, whole
 
 VERSION = 2
 _STALE = "_steps_since_snapshot"
 _WORKER = ("workers", "worker", "ahead")
 _LEAST = {"seed": 0, "window": 1, "epoch": 0, "position": 0, "weights": None, "workers": 1, "worker": 0, "ahead": 0}
 """The least value of each number."""
-_MOST = {"seed": WORD, "epoch": WORD}
+_MOST = {"seed": WORD, "window": WORD, "epoch": WORD, "weights": LONG}
 
 
 @dataclass(frozen=True, kw_only=True)
