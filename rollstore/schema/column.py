@@ -63,6 +63,12 @@ class Column:
         """What one place of the list holds."""
         return replace(self, type=self.type.value_type, required=False, align=None)
 
+    @lazy
+    def inside(self) -> dict[str, Column | None]:
+        """Children by name; None for one whose values are the same in Arrow's words and in ours."""
+        t = pa.types
+        return {c.name: c if c.children or c.is_list or t.is_map(c.type) else None for c in self.children}
+
     @property
     def bounds(self) -> str:
         """The bounds in words, empty where there are none."""

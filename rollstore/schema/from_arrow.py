@@ -16,6 +16,10 @@ from rollstore.schema.structs import Flag, Heads, Rollout, Sampler
 from rollstore.schema.text import AS_JSON, ESCAPED, from_json, unescape
 from rollstore.schema.to_arrow import CLASSES
 
+FEW = 8
+"""Rows up to which structs are made from Arrow's own dicts, in a quarter of the time; of many rows that takes longer
+than column by column."""
+
 
 def from_table(table: pa.Table | pa.RecordBatch) -> list[Rollout]:
     """Records from rows of the rollouts table: arrays numpy (copied out of nothing: they view the table's buffers).
@@ -108,6 +112,11 @@ def _values(array: pa.Array, column: Column) -> list[Any]:
 
 
 def _struct_values(array: pa.Array, column: Column) -> list[Any]:
+    if len(array) <= FEW:
+        found = array.to_pylist()
+        if not column.is_list:
+            return [_record(value, column) for value in found]
+        return [None if values is None else tuple([_record(one, column) for one in values]) for values in found]
     lists: Flat | None = flat(array) if column.is_list else None
     values = array if lists is None else lists.values
     count, kind = len(values), CLASSES[column.name]
@@ -131,3 +140,22 @@ def _in_order(values: pa.Array, column: Column) -> list[pa.Array | None]:
         return flattened
     given = dict(zip([f.name for f in values.type], flattened, strict=True))
     return [given.get(child.name) for child in column.children]
+
+
+def _record(value: dict[str, Any] | None, column: Column) -> Any:
+    """A struct as Arrow gives it, without nulls and without children that this version does not know."""
+    if value is None:
+        return None
+    inside = column.inside
+    given: dict[str, Any] = {}
+    for name, found in value.items():
+        if found is not None and name in inside:
+            child = inside[name]
+            given[name] = found if child is None else _child(found, child)
+    return CLASSES[column.name](**given)
+
+
+def _child(value: Any, column: Column) -> Any:
+    if column.children:
+        return tuple([_record(one, column) for one in value]) if column.is_list else _record(value, column)
+    return tuple(value) if column.is_list else dict(value)

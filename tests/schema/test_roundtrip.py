@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstore.schema import TABLES, Rollout, conform, from_table, prepare, problems, to_table
+from rollstore.schema import TABLES, Rollout, conform, from_arrow, from_table, prepare, problems, to_table
 from tests.strategies import FEW, rollout_lists, valid_tables, values_of
 
 
@@ -25,6 +25,14 @@ def test_records_come_back_bit_for_bit_and_preparing_twice_changes_nothing(rollo
     assert again.equals(table)
     assert again.schema.equals(table.schema, check_metadata=True)
     assert problems(table) == []
+
+
+@settings(max_examples=10, deadline=None)
+@given(rollout_lists(min_size=from_arrow.FEW + 1, max_size=from_arrow.FEW + 2))
+def test_a_row_alone_is_the_record_that_it_is_among_many(rollouts: list[Rollout]) -> None:
+    table = to_table(rollouts)
+    alone = [from_table(table.slice(number, 1))[0] for number in range(table.num_rows)]
+    assert [values_of(r) for r in alone] == [values_of(r) for r in from_table(table)]
 
 
 @FEW
