@@ -129,13 +129,18 @@ def test_a_follower_started_again_goes_on_after_what_was_committed(store: Store)
     assert given(second) == [["c"], ["d"]]
 
 
-def test_a_checkpoint_that_is_older_than_the_record_gets_those_steps_again(store: Store) -> None:
-    write(store, *[rollout(name) for name in "abc"])
+def take_three(store: Store) -> None:
+    """A trainer that makes three steps, and ends."""
     first = follower(store)
     for _ in range(3):
         first.next()
         first.commit()
     first.close()
+
+
+def test_a_checkpoint_that_is_older_than_the_record_gets_those_steps_again(store: Store) -> None:
+    write(store, *[rollout(name) for name in "abc"])
+    take_three(store)
     second = follower(store, resume_step=1)
     assert given(second) == [["b"], ["c"]]
     second.commit()
@@ -306,11 +311,7 @@ def test_a_group_that_says_no_size_waits_for_late_members_and_is_then_what_is_th
 
 def test_a_commit_of_nothing_is_no_step_so_what_was_rolled_back_comes_again(store: Store) -> None:
     write(store, *[rollout(name) for name in "abcd"])
-    first = follower(store)
-    for _ in range(3):
-        first.next()
-        first.commit()
-    first.close()
+    take_three(store)
     second = follower(store, resume_step=1)
     second.commit()
     step = second.step

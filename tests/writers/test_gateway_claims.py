@@ -10,7 +10,6 @@ import pytest
 
 import rollstore
 from rollstore import Rollout, Store
-from rollstore.schema import to_table
 from rollstore.store.spool import Spool
 from rollstore.writers.gateway import Conversations
 from rollstore.writers.gateway.call import Call, End
@@ -19,27 +18,12 @@ from rollstore.writers.gateway.columns import columns
 from rollstore.writers.gateway.serve import has, is_stored
 from rollstore.writers.openai import Server
 from rollstore.writers.uuid7 import uuid7
+from tests.writers.sink import Sink
 from tests.writers.upstream import answer, chat, user, world
 
 ASK = {"messages": [user("q")], "temperature": 1.0}
 FIRST, SECOND = ([1, 2], [5, 6]), ([1, 2, 5, 6, 3], [7])
 FORK = {"parent_rollout_id": "p", "parent_segment": 0}
-
-
-class Sink:
-    """A writer that refuses what a store would refuse."""
-
-    def __init__(self) -> None:
-        self.rows: list[Rollout] = []
-
-    def append(self, data: Any) -> None:
-        rows = data if isinstance(data, list) else [data]
-        to_table(rows)
-        self.rows += rows
-
-    def flush(self, *, sync: bool = False) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def call(turn: tuple[list[int], list[int]], name: str | None = "r", said: Any = None, **choice: Any) -> Call:

@@ -15,26 +15,11 @@ from rollstore.schema import to_table
 from rollstore.writers import llamacpp, openai, sglang, vllm
 from rollstore.writers.gateway import Conversations
 from rollstore.writers.gateway.call import Call
+from tests.writers.sink import Sink
 from tests.writers.upstream import chat, part, user
 from tests.writers.vllm_objects import completion, dicts, output, params, spans
 
 ASK = {"messages": [user("q")], "temperature": 1.0}
-
-
-class Sink:
-    """A writer that refuses what a store would refuse."""
-
-    def __init__(self) -> None:
-        self.rows: list[Rollout] = []
-
-    def append(self, data: Any) -> None:
-        rows = data if isinstance(data, list) else [data]
-        to_table(rows)
-        self.rows += rows
-
-    def flush(self, *, sync: bool = False) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def recorded(request: dict[str, Any], *parts: Any) -> tuple[list[Rollout], Conversations]:
