@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from rollstore.errors import WriteError
 from rollstore.exchange.folder import STAGED
 from rollstore.schema.flat import Flat
-from rollstore.store.part import row_bytes
+from rollstore.store.batching import row_bytes
 
 Floats = npt.NDArray[np.float64]
 t = pa.types

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from rollstore.readers.repeats import repeats
 from rollstore.store.journal import JournalView
-from rollstore.store.part import BATCH_BYTES, Part
+from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _TOGETHER: dict[str, list[list[str]]] = {
 """Table -> keys of rows that stand together. Rows of one group share their prompt: apart they take twice the bytes."""
 
 _CHUNK_BYTES, _CHUNK_ROWS = 32 << 20, 4096
+_BATCH_BYTES = 1 << 20  # decoded: the most that the layout allows a batch, or one row
 _PLACE = "place"
 
 
@@ -110,9 +111,9 @@ class Rows:
 
 
 def _row_bytes(source: Part | JournalView, number: int) -> float:
-    """At most so many decoded bytes a row has, about: a batch of a part has 1 MiB, or one row."""
+    """At most so many decoded bytes a row has, about."""
     batch = source.tail.batches[number] if isinstance(source, Part) else source.messages[number]
-    return max(batch.length * (8.0 if batch.rows == 1 else 1.0), BATCH_BYTES) / max(batch.rows, 1)
+    return max(batch.length * (8.0 if batch.rows == 1 else 1.0), _BATCH_BYTES) / max(batch.rows, 1)
 
 
 def places(index: pa.Table) -> Ints:

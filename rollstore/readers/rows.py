@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -56,20 +56,14 @@ class Reader:
         """Every row: the columns named, `place` int64, and `tokens_length` int64: how long the list `lengths` is."""
         check(source for source in self._sources if isinstance(source, Part))
         wanted = list(dict.fromkeys(columns))
-        schema = pa.schema([self.schema.field(name) for name in wanted])
-        read = (*wanted, *([] if lengths is None or lengths in wanted else [lengths]))
-        found: list[pa.Table] = []
-        for number in range(int(self._first[-1])):
-            batch = self._decode(number, read)
-            table = pa.Table.from_batches([batch.select(wanted)], schema)
-            if lengths is not None:
-                table = table.append_column(_LENGTH, pc.list_value_length(batch.column(lengths)).cast(pa.int64()))
-            places = pa.array((np.int64(number) << 32) + np.arange(batch.num_rows))
-            found.append(table.append_column(PLACE, places))
-        if found:
-            return pa.concat_tables(found).combine_chunks()
-        more = [] if lengths is None else [pa.field(_LENGTH, pa.int64())]
-        return pa.schema([*schema, *more, pa.field(PLACE, pa.int64())]).empty_table()
+        read = [*wanted, *([] if lengths is None or lengths in wanted else [lengths])]
+        batches = [(number, self._decode(number, tuple(read))) for number in range(int(self._first[-1]))]
+        rows = self._table(batches, read)
+        table = rows.select(wanted)
+        if lengths is not None:
+            table = table.append_column(_LENGTH, pc.list_value_length(rows[lengths]).cast(pa.int64()))
+        places = [(np.int64(number) << 32) + np.arange(batch.num_rows) for number, batch in batches]
+        return table.append_column(PLACE, pa.array(np.concatenate([np.zeros(0, np.int64), *places]))).combine_chunks()
 
     def acting(self, places: Ints) -> npt.NDArray[np.bool_]:
         """bool [n]: which of the rollouts' rows at some places, each once, have actions."""
@@ -92,60 +86,76 @@ class Reader:
         fields: of these lists of structs only some of the fields. Raises CorruptionError, StoreError where a part is
         gone.
         """
-        found: list[pa.RecordBatch] = []
-        together: list[pa.RecordBatch] = []
-        items = np.zeros(len(columns), np.int64)
-        for batch in self._pieces(places, tuple(columns), fields or {}):
-            own = np.array([_items(column) for column in batch.columns])
-            if together and (items + own).max(initial=0) > _ITEMS:
-                found.append(pa.concat_batches(together))
-                together, items = [], np.zeros(len(columns), np.int64)
-            together.append(batch)
-            items = items + own
-        return [*found, pa.concat_batches(together)] if together else found
+        pieces = _bounded(list(self._pieces(places, tuple(columns))))
+        return [self._whole(together, columns, fields or {}) for together in pieces]
 
-    def _pieces(
-        self, places: Ints, columns: tuple[str, ...], fields: Mapping[str, Sequence[str]]
-    ) -> Iterator[pa.RecordBatch]:
+    def _pieces(self, places: Ints, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(number, rows of it) of each batch that has some of the places."""
         numbers, starts = np.unique(places >> 32, return_index=True)
         for number, (start, stop) in zip(numbers.tolist(), pairwise([*starts.tolist(), len(places)]), strict=True):
             batch = self._decode(number, columns)
             rows = places[start:stop] & 0xFFFFFFFF
             first, last = int(rows[0]), int(rows[-1]) + 1
-            batch = batch.slice(first, last - first) if last - first == len(rows) else batch.take(pa.array(rows))
-            for name, kept in fields.items():
-                if name in columns:
-                    place = batch.schema.get_field_index(name)
-                    lists = _with_fields(batch.column(place), kept)
-                    batch = batch.set_column(place, pa.field(name, lists.type), lists)
-            yield batch
+            yield number, batch.slice(first, len(rows)) if last - first == len(rows) else batch.take(pa.array(rows))
+
+    def _whole(
+        self, pieces: list[tuple[int, pa.RecordBatch]], columns: Sequence[str], fields: Mapping[str, Sequence[str]]
+    ) -> pa.RecordBatch:
+        """Pieces as one batch, in the columns asked for."""
+        (batch,) = self._table(pieces, columns).combine_chunks().to_batches()
+        for name in fields.keys() & set(columns):
+            place = batch.schema.get_field_index(name)
+            lists = _with_fields(batch.column(place), fields[name])
+            batch = batch.set_column(place, pa.field(name, lists.type), lists)
+        return batch
+
+    def _table(self, batches: Iterable[tuple[int, pa.RecordBatch]], columns: Sequence[str]) -> pa.Table:
+        """Numbered batches as one table, nothing copied: a file's at one go, for all of them lack the same columns."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        tables = [
+            _fitted([batch for _, batch in own], schema, self.table)
+            for _, own in groupby(batches, lambda numbered: self._place(numbered[0]))
+        ]
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def _place(self, number: int) -> int:
+        """The place of the source that a batch is of."""
+        return int(np.searchsorted(self._first, number, side="right")) - 1
 
     def _decode(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
-        place = int(np.searchsorted(self._first, number, side="right")) - 1
+        """A batch with those of the columns that its file has."""
+        place = self._place(number)
         source, own = self._sources[place], number - int(self._first[place])
-        if isinstance(source, Part) and isinstance(source.filesystem, LocalFilesystem) and not source.is_older:
-            where = f"{source.file}: batch {own}"
-            try:
-                batch = self._opened(place, source, columns).get_batch(own)
-                batch.validate(full=True)
-            except pa.ArrowException as error:
-                raise CorruptionError(f"{where}: Arrow cannot read it: {str(error).splitlines()[0]}") from error
-            check_rows(batch, self.table, where)
-        else:
-            batch = source.batch(own, columns)
-        return fit(batch, pa.schema([self.schema.field(name) for name in columns]), self.table)
+        opened = self._opened(place, columns)
+        if opened is None:
+            return source.batch(own, columns)
+        where = f"{source.file}: batch {own}"
+        try:
+            batch = opened.get_batch(own)
+            batch.validate(full=True)
+        except pa.ArrowException as error:
+            raise CorruptionError(f"{where}: Arrow cannot read it: {str(error).splitlines()[0]}") from error
+        check_rows(batch, self.table, where)
+        return batch
 
-    def _opened(self, place: int, part: Part, columns: tuple[str, ...]) -> Any:
-        """An open file that decodes only these columns, and reads only their bytes."""
+    def _opened(self, place: int, columns: tuple[str, ...]) -> Any:
+        """A part opened so that only the bytes of these columns are read: worth its many small reads where lists are
+        left out. None where a batch is better read whole."""
         key = (place, columns)
         if key not in self._files:
-            check([part])
-            fields = [i for i, name in enumerate(part.schema.names) if name in columns]
-            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-            try:
-                self._files[key] = pa.ipc.open_file(pa.OSFile(part.path), options=options)
-            except FileNotFoundError as error:
-                raise StoreError(f"{part.path}: wanted a part of the snapshot, got no file; open a new one") from error
+            part = self._sources[place]
+            if isinstance(part, Part) and _leaves_out_lists(part, columns):
+                check([part])
+                fields = [i for i, name in enumerate(part.schema.names) if name in columns]
+                options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+                try:
+                    self._files[key] = pa.ipc.open_file(pa.OSFile(part.path), options=options)
+                except FileNotFoundError as error:
+                    raise StoreError(
+                        f"{part.path}: wanted a part of the snapshot, got no file; open a new one"
+                    ) from error
+            else:
+                self._files[key] = None
             if len(self._files) > _OPEN:
                 self._files.popitem(last=False)
         self._files.move_to_end(key)
@@ -164,6 +174,40 @@ class Held:
 
     def batch(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
         return self._batches[number].select(list(columns))
+
+
+def _leaves_out_lists(part: Part, columns: tuple[str, ...]) -> bool:
+    local = isinstance(part.filesystem, LocalFilesystem) and not part.is_older
+    return local and any(pa.types.is_list(field.type) and field.name not in columns for field in part.schema)
+
+
+def _bounded(pieces: list[tuple[int, pa.RecordBatch]]) -> Iterator[list[tuple[int, pa.RecordBatch]]]:
+    """Neighbours that one array a column can hold. A byte holds eight items at most, so few bytes need no counting."""
+    if 8 * sum(batch.get_total_buffer_size() for _, batch in pieces) <= _ITEMS:
+        yield from [pieces] if pieces else []
+        return
+    together: list[tuple[int, pa.RecordBatch]] = []
+    items: dict[str, int] = {}
+    for number, batch in pieces:
+        own = {name: _items(batch.column(name)) for name in batch.schema.names}
+        if together and max(items.get(name, 0) + count for name, count in own.items()) > _ITEMS:
+            yield together
+            together, items = [], {}
+        together.append((number, batch))
+        items = {name: items.get(name, 0) + own.get(name, 0) for name in {*items, *own}}
+    yield together
+
+
+def _fitted(batches: list[pa.RecordBatch], schema: pa.Schema, table: str) -> pa.Table:
+    """Batches of one file in the columns of `schema`, absent ones null."""
+    held = batches[0].schema
+    if any(not held.field(name).type.equals(schema.field(name).type) for name in held.names):
+        return pa.Table.from_batches([fit(batch, schema, table) for batch in batches], schema)
+    rows = pa.Table.from_batches(batches)
+    return pa.Table.from_arrays(
+        [rows[field.name] if field.name in held.names else pa.nulls(rows.num_rows, field.type) for field in schema],
+        schema=schema,
+    )
 
 
 def _items(column: pa.Array) -> int:

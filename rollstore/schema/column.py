@@ -59,15 +59,24 @@ class Column:
         return pa.types.is_list(self.type)
 
     @lazy
+    def is_array(self) -> bool:
+        """Whether records hold its lists as numpy arrays."""
+        return self.is_list and self.align is not None and not pa.types.is_binary(self.type.value_type)
+
+    @lazy
+    def is_plain(self) -> bool:
+        """Whether its values are the same in Arrow's words and in ours."""
+        return not (self.children or self.is_list or pa.types.is_map(self.type))
+
+    @lazy
     def item(self) -> Column:
         """What one place of the list holds."""
         return replace(self, type=self.type.value_type, required=False, align=None)
 
     @lazy
     def inside(self) -> dict[str, Column | None]:
-        """Children by name; None for one whose values are the same in Arrow's words and in ours."""
-        t = pa.types
-        return {c.name: c if c.children or c.is_list or t.is_map(c.type) else None for c in self.children}
+        """Children by name; None for plain ones."""
+        return {c.name: None if c.is_plain else c for c in self.children}
 
     @property
     def bounds(self) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from rollstore.schema.column import Column
-from rollstore.schema.flat import Flat, flat, plain
+from rollstore.schema.flat import Flat, flat, is_known, plain
 from rollstore.schema.known import Known
 from rollstore.schema.rollouts import ROLLOUTS
 from rollstore.schema.structs import Flag, Heads, Rollout, Sampler
@@ -27,6 +27,8 @@ def from_table(table: pa.Table | pa.RecordBatch) -> list[Rollout]:
     Columns that the table lacks are None; `x_` columns come back in `extra`.
     """
     count = table.num_rows
+    if count == 1:
+        return [_only(table)]
     names = table.schema.names
     fields: dict[str, list[Any]] = {}
     for name, column in zip(names, table.columns, strict=True):
@@ -45,6 +47,42 @@ def from_table(table: pa.Table | pa.RecordBatch) -> list[Rollout]:
         _undo_flags(row)
         records.append(Rollout(**row))
     return records
+
+
+def _only(table: pa.Table | pa.RecordBatch) -> Rollout:
+    """The one row, value by value: as columns it takes twice as long, which is what finding a rollout is for."""
+    row: dict[str, Any] = {}
+    heads: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        declared = ROLLOUTS.by_name.get(name)
+        if declared is None:
+            if name.startswith("x_"):
+                extra[name] = column[0].as_py()
+        elif (value := _value(column[0], declared)) is not None:
+            field = declared.record or name
+            if field.startswith("heads."):
+                heads[field.removeprefix("heads.")] = value
+            else:
+                row[field] = value
+    if heads:
+        row["heads"] = Heads(**heads)
+    if extra:
+        row["extra"] = {name: value for name, value in extra.items() if value is not None} or None
+    _undo_flags(row)
+    return Rollout(**row)
+
+
+def _value(scalar: pa.Scalar, column: Column) -> Any:
+    """One value of a column, as `_values` gives those of all rows."""
+    if not column.is_array:
+        value = scalar.as_py()
+        return value if value is None or column.is_plain else _child(value, column)
+    if not scalar.is_valid:
+        return None
+    items = scalar.values
+    values = (items.fill_null(0) if items.null_count else items).to_numpy(zero_copy_only=False)
+    return Known(values, is_known(items)) if column.nullable_items else values
 
 
 def _heads(fields: dict[str, Any]) -> Heads | None:
@@ -100,7 +138,7 @@ def _values(array: pa.Array, column: Column) -> list[Any]:
         return _struct_values(array, column)
     if pa.types.is_map(column.type):
         return [None if v is None else dict(v) for v in array.to_pylist()]
-    if not (column.is_list and column.align and not pa.types.is_binary(column.type.value_type)):
+    if not column.is_array:
         values = array.to_pylist()
         return [tuple(v) if isinstance(v, list) else v for v in values] if column.is_list else values
     lists = flat(array)

@@ -10,7 +10,8 @@ import pyarrow as pa
 from rollstore.schema import TABLES
 from rollstore.store import commits, frame
 from rollstore.store.ahead import ahead
-from rollstore.store.grouping import in_groups, packed
+from rollstore.store.batching import BATCH_BYTES, filled
+from rollstore.store.grouping import in_groups
 from rollstore.store.names import PART, new_id, part_name
 from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
@@ -74,7 +75,7 @@ def rewrite(
     schema = physical(snapshot, table, inputs)
     writer = PartWriter(filesystem, table, name, schema, codec)
     try:
-        for message in ahead(writer.encode, packed(in_groups(_batches(inputs, schema, progress)))):
+        for message in ahead(writer.encode, filled(in_groups(_batches(inputs, schema, progress)), BATCH_BYTES)):
             writer.write(message)
         writer.publish()
         commit = commits.Commit(add={table: [name]}, replace={table: [part.name for part in inputs]}, reason=reason)

@@ -13,8 +13,9 @@ import pyarrow as pa
 from rollstore.errors import StoreError
 from rollstore.store import commits
 from rollstore.store.ahead import ahead
+from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.compact import PART_BYTES, Progress, bins, physical, read
-from rollstore.store.grouping import in_groups, packed
+from rollstore.store.grouping import in_groups
 from rollstore.store.names import PART, new_id, part_name
 from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot
@@ -49,7 +50,7 @@ def without(snapshot: Snapshot, dropped: Dropped, *, reason: str, note: str, pro
                 writer = PartWriter(filesystem, table, name, schema, "zstd")
                 held.callback(writer.close)  # with the lock that keeps vacuum from the output
                 rows = in_groups(_kept(inputs, masks, schema, progress))
-                for message in ahead(writer.encode, packed(rows)):
+                for message in ahead(writer.encode, filled(rows, BATCH_BYTES)):
                     writer.write(message)
                 unnamed.callback(_delete, snapshot, f"{table}/{name}{PART}")
                 writer.publish()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rollstore.store.part import BATCH_BYTES, row_bytes
+from rollstore.store.batching import runs, sizes_of
 
 WINDOW_BYTES = 256 << 20
 """Decoded bytes that are held to bring groups together; rows of a group further apart stay apart."""
@@ -35,28 +35,14 @@ def in_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from _ordered(window)
 
 
-def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, small batches joined to at most `BATCH_BYTES`, larger ones cut."""
-    together: list[pa.RecordBatch] = []
-    size = 0
-    for batch in (piece for whole in batches for piece in _cut(whole)):
-        if together and size + batch.nbytes > BATCH_BYTES:
-            yield _joined(together)
-            together, size = [], 0
-        together.append(batch)
-        size += batch.nbytes
-    if together:
-        yield _joined(together)
-
-
 def _ordered(window: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     order = _order(window)
     if order is None:
         yield from window
         return
     starts = np.cumsum([0, *(batch.num_rows for batch in window)])
-    sizes = np.concatenate([_sizes(batch) for batch in window])[order]
-    for start, stop in _runs(sizes, _PIECE_BYTES):
+    sizes = np.concatenate([sizes_of(batch) for batch in window])[order]
+    for start, stop in runs(sizes, _PIECE_BYTES):
         yield from _gathered(window, starts, order[start:stop], float(sizes[start:stop].sum()))
 
 
@@ -91,32 +77,3 @@ def _gathered(window: list[pa.RecordBatch], starts: Any, rows: Any, size: float)
         pieces.append(window[number].take(pa.array(rows[at] - starts[number])))
         places.append(at)
     yield pa.concat_batches(pieces).take(pa.array(np.argsort(np.concatenate(places))))
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most `BATCH_BYTES`, or of one row."""
-    if batch.nbytes <= BATCH_BYTES or batch.num_rows == 1:
-        yield batch
-        return
-    for start, stop in _runs(_sizes(batch), BATCH_BYTES):
-        yield batch.slice(start, stop - start)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _sizes(batch: pa.RecordBatch) -> Any:
-    """float64 [rows]: decoded bytes."""
-    return np.sum([row_bytes(column) for column in batch.columns], axis=0)
-
-
-def _runs(sizes: Any, limit: int) -> Iterator[tuple[int, int]]:
-    """Consecutive runs of at most `limit` bytes, or of one row."""
-    ends = np.cumsum(sizes)
-    start = 0
-    while start < len(ends):
-        before = ends[start - 1] if start else 0.0
-        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        yield start, stop
-        start = stop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +14,12 @@ from rollstore.schema.lazy import lazy
 from rollstore.schema.upgrade import check as check_schema
 from rollstore.schema.upgrade import is_older, read_version
 from rollstore.store import claims, frame, statistics, versions
+from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.filesystem import Filesystem, ReadHandle, read_file
 from rollstore.store.names import PART, STAGED, new_id
 
 FORMAT = "1.0"
 """Version of the layout of parts, journals and the log. Apart from the schema's and the library's."""
-
-BATCH_BYTES = 1 << 20
-"""Decoded bytes of one batch of a sealed part; a single larger row is a batch of its own."""
 
 _FIRST_READ = 1 << 16  # the tail of most parts fits: one read instead of two
 FORMAT_KEY, TABLE_KEY, PART_KEY, SOURCE_KEY, STATISTICS_KEY = (
@@ -86,7 +83,7 @@ class Part:
         """The version of the schema that the file was written in, as "1.0"."""
         return read_version(self.held.metadata)
 
-    @property
+    @lazy
     def is_older(self) -> bool:
         """Whether rows are upgraded as they are read: other programs see the columns of an older major version."""
         return is_older(self.schema_version)
@@ -263,7 +260,7 @@ def write_part(
         STATISTICS_KEY: statistics.encode(statistics.statistics(physical)),
         **({} if source is None else {SOURCE_KEY: source}),
     }
-    file = frame.encode_file(physical.schema, split(physical, batch_bytes), metadata, codec)
+    file = frame.encode_file(physical.schema, list(filled(physical.to_batches(), batch_bytes)), metadata, codec)
     staged, target = f"staging/{name}-{new_id()}{STAGED}", f"{table}/{name}{PART}"
     handle = filesystem.create(staged)
     try:
@@ -290,74 +287,3 @@ def without_null_columns(table: pa.Table) -> pa.Table:
             if column.null_count < len(column)
         ]
     )
-
-
-def split(table: pa.Table, limit: int) -> list[pa.RecordBatch]:
-    """Consecutive batches of at most `limit` decoded bytes, or of one row.
-
-    A list element takes at least a bit, so a limit of 1 MiB also keeps every batch under 2^27 list elements.
-    """
-    batches: list[pa.RecordBatch] = []
-    together: list[pa.RecordBatch] = []
-    size = 0
-    for piece in table.to_batches():
-        if not piece.num_rows:
-            continue
-        own = piece.nbytes  # of the rows alone, whatever larger buffers they are a slice of
-        if together and size + own > limit:
-            batches.append(pa.concat_batches(together))
-            together, size = [], 0
-        if own > limit:
-            batches += _cut(piece, limit)
-        else:
-            together.append(piece)
-            size += own
-    return [*batches, pa.concat_batches(together)] if together else batches
-
-
-def _cut(batch: pa.RecordBatch, limit: int) -> list[pa.RecordBatch]:
-    """Consecutive slices of at most `limit` bytes, or of one row."""
-    ends = np.cumsum(np.sum([row_bytes(column) for column in batch.columns], axis=0))
-    pieces: list[pa.RecordBatch] = []
-    start = 0
-    while start < batch.num_rows:
-        before = ends[start - 1] if start else 0.0
-        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
-        pieces.append(batch.slice(start, stop - start))
-        start = stop
-    return pieces
-
-
-def row_bytes(array: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Decoded bytes of each row, children included."""
-    type_, count = array.type, len(array)
-    each = _fixed_bytes(type_, array.null_count == count)
-    if each is not None:
-        return np.full(count, each)
-    if pa.types.is_struct(type_):
-        children = [row_bytes(array.field(i)) for i in range(type_.num_fields)]
-        return np.sum([np.full(count, 0.125), *children], axis=0)
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
-        offsets = array.offsets.to_numpy()
-        values = array.items if pa.types.is_map(type_) else array.values
-        each = _fixed_bytes(values.type, False)
-        if each is not None:
-            return np.diff(offsets) * each + 4.125
-        sizes = row_bytes(values) + (row_bytes(array.keys) if pa.types.is_map(type_) else 0.0)
-        sums = np.concatenate([[0.0], np.cumsum(sizes)])
-        return sums[offsets[1:]] - sums[offsets[:-1]] + 4.125
-    if pa.types.is_fixed_size_list(type_):
-        inner = row_bytes(array.flatten()) if not array.null_count else np.full(count * type_.list_size, 8.0)
-        return inner.reshape(count, type_.list_size).sum(axis=1) + 0.125
-    lengths = pa.compute.binary_length(array).fill_null(0)
-    return lengths.to_numpy(zero_copy_only=False).astype(np.float64) + 4.125
-
-
-def _fixed_bytes(type_: pa.DataType, all_null: bool) -> float | None:
-    """Decoded bytes of a value where all values of the type take the same; None where they do not."""
-    if pa.types.is_nested(type_):
-        return None
-    try:
-        return type_.bit_width / 8 + 0.125
-    except ValueError:  # texts and bytes
-        return 4.125 if all_null else None

@@ -17,10 +17,11 @@ from rollstore.errors import RollstoreError, StoreError, WriteError
 from rollstore.schema import SYSTEM_COLUMNS, Rollout, prepare, table_of, to_table
 from rollstore.schema.text import as_stored
 from rollstore.store import frame
+from rollstore.store.batching import filled
 from rollstore.store.columns import held_types, publish_types, read_types
 from rollstore.store.journal import Cut, Journal
 from rollstore.store.names import new_id, part_name
-from rollstore.store.part import split, without_null_columns
+from rollstore.store.part import without_null_columns
 from rollstore.store.seal import Sealer
 from rollstore.store.store import Store
 
@@ -159,7 +160,8 @@ class Writer:
             self._rotate()  # a journal's columns are fixed: the first value of another column begins the next journal
         schema = _journal_schema(rows.schema, self._columns)
         try:
-            for batch in split(rows.select([name for name in rows.column_names if name in self._columns]), FRAME_BYTES):
+            kept = rows.select([name for name in rows.column_names if name in self._columns])
+            for batch in filled(kept.to_batches(), FRAME_BYTES):
                 journal = self._written.journal or self._open(schema)
                 self._put(journal, batch)
                 if journal.size >= self.seal_bytes:

@@ -15,11 +15,12 @@ import pytest
 from rollstore.errors import StoreError
 from rollstore.schema import Rollout, prepare
 from rollstore.store import commits, grouping
+from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.compact import compact
 from rollstore.store.filesystem import LocalFilesystem, read_file
-from rollstore.store.grouping import in_groups, packed
+from rollstore.store.grouping import in_groups
 from rollstore.store.names import part_name
-from rollstore.store.part import BATCH_BYTES, open_part, split, without_null_columns, write_part
+from rollstore.store.part import open_part, without_null_columns, write_part
 from rollstore.store.store import Store, open_on
 from rollstore.store.streamed import PartWriter
 from rollstore.testing import Fault, MemoryFilesystem
@@ -55,7 +56,7 @@ def test_a_part_written_batch_by_batch_has_the_bytes_of_one_written_whole(store:
     store.filesystem.delete(f"rollouts/{NAME}.arrow")
     physical = without_null_columns(table)
     streamed = PartWriter(store.filesystem, "rollouts", NAME, physical.schema, codec)
-    batches = split(physical, BATCH_BYTES)
+    batches = list(filled(physical.to_batches(), BATCH_BYTES))
     for batch in batches:
         streamed.write(streamed.encode(batch))
     streamed.publish()
@@ -116,16 +117,15 @@ def test_groups_come_together_within_a_window_and_every_row_comes_once(
     assert changes < 60, "399 where nothing is brought together"
 
 
-def test_batches_are_packed_to_the_limit_and_a_larger_row_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "BATCH_BYTES", 4_000)
+def test_batches_are_packed_to_the_limit_and_a_larger_row_stands_alone() -> None:
     sizes = [10, 20, 3_000, 100, 100, 9_000, 5, 700, 600]
     lists = [pa.array([np.arange(n, dtype=np.int32)], pa.list_(pa.int32())) for n in sizes]
-    found = list(packed(pa.RecordBatch.from_arrays([one], names=["tokens"]) for one in lists))
+    found = list(filled((pa.RecordBatch.from_arrays([one], names=["tokens"]) for one in lists), 4_000))
     assert [n for batch in found for n in pc.list_value_length(batch.column(0)).to_pylist()] == sizes
     assert all(batch.nbytes <= 4_000 or batch.num_rows == 1 for batch in found)
     assert len(found) == 6
     whole = pa.concat_batches([pa.RecordBatch.from_arrays([one], names=["tokens"]) for one in lists])
-    assert [b.num_rows for b in packed([whole])] == [b.num_rows for b in found]
+    assert [b.num_rows for b in filled([whole], 4_000)] == [b.num_rows for b in found]
 
 
 def test_more_list_elements_than_an_offset_holds_are_compacted_and_none_is_lost(place: LocalFilesystem) -> None:
@@ -147,7 +147,7 @@ def test_more_list_elements_than_an_offset_holds_are_compacted_and_none_is_lost(
         yield pa.RecordBatch.from_arrays([pa.array(["g0"]), eight], schema=schema)
 
     writer = PartWriter(place, "scores", NAME, schema, "lz4")
-    for batch in packed(in_groups(batches())):
+    for batch in filled(in_groups(batches()), BATCH_BYTES):
         writer.write(writer.encode(batch))
     writer.publish()
     writer.close()
@@ -170,7 +170,7 @@ def test_more_text_than_an_offset_holds_is_written_so_that_it_can_be_read(place:
     schema = pa.schema([("texts", pa.list_(pa.string()))], metadata={"rollstore.schema": "1.0"})
     rows = (pa.RecordBatch.from_arrays([one], schema=schema) for _ in range(2_200))
     writer = PartWriter(place, "scores", NAME, schema, "lz4")
-    for batch in packed(in_groups(rows)):
+    for batch in filled(in_groups(rows), BATCH_BYTES):
         writer.write(writer.encode(batch))
     writer.publish()
     writer.close()

@@ -8,11 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollstore.errors import CorruptionError, StoreError, VersionError
 from rollstore.store import frame, statistics
+from rollstore.store.batching import filled, row_bytes, sizes_of
 from rollstore.store.filesystem import LocalFilesystem
-from rollstore.store.part import Orphan, open_part, row_bytes, split, write_part
+from rollstore.store.part import Orphan, open_part, write_part
 from rollstore.store.store import Store
 from tests.store.conftest import rollout
 
@@ -36,7 +39,7 @@ def test_batches_hold_at_most_the_limit_or_one_row_and_keep_the_order() -> None:
     sizes = [10, 300_000, 5, 5, 2_000_000, 7]
     lists = pa.array([np.arange(n, dtype=np.int32) for n in sizes], pa.list_(pa.int32()))
     rows = pa.table({"tokens": lists, "n": sizes})
-    batches = split(rows, 1 << 20)
+    batches = list(filled(rows.to_batches(), 1 << 20))
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == sizes
     assert all(batch.num_rows == 1 or row_bytes(batch.column("tokens")).sum() <= 1 << 20 for batch in batches)
     assert len(batches) == 5
@@ -44,7 +47,7 @@ def test_batches_hold_at_most_the_limit_or_one_row_and_keep_the_order() -> None:
 
 def test_batches_cross_the_chunks_of_a_table() -> None:
     rows = pa.concat_tables([pa.table({"n": [i]}) for i in range(100)])
-    assert [batch.num_rows for batch in split(rows, 1 << 20)] == [100]
+    assert [batch.num_rows for batch in list(filled(rows.to_batches(), 1 << 20))] == [100]
 
 
 @pytest.mark.parametrize(
@@ -183,3 +186,28 @@ def test_parts_that_cannot_match_are_not_opened(store: Store) -> None:
         assert sorted(chosen(pc.field("reward") > 0)) == []
     found = store.scan("rollouts", ["rollout_id"], where=pc.field("step").isin([1, 3])).read_all()
     assert sorted(found.column(0).to_pylist()) == ["r1", "r3"]
+
+
+SLACK = 48
+"""Bytes by which what a row is taken for and what Arrow counts may differ: bits of validity, an offset a piece."""
+
+
+def lists_of(lengths: list[int]) -> pa.RecordBatch:
+    lists = pa.array([[0] * n for n in lengths], pa.list_(pa.int32()))
+    return pa.RecordBatch.from_arrays([lists], names=["tokens"])
+
+
+def lengths_of(batch: pa.RecordBatch) -> list[int]:
+    return pc.list_value_length(batch.column(0)).to_pylist()
+
+
+@given(st.lists(st.lists(st.integers(0, 120), max_size=6), max_size=8), st.integers(64, 1200))
+def test_batches_are_as_full_as_the_limit_allows_whatever_pieces_the_rows_come_in(
+    pieces: list[list[int]], limit: int
+) -> None:
+    batches = list(filled((lists_of(piece) for piece in pieces), limit))
+    assert [n for batch in batches for n in lengths_of(batch)] == [n for piece in pieces for n in piece]
+    sizes = [sizes_of(batch).sum() for batch in batches]
+    assert all(batch.num_rows == 1 or size <= limit + SLACK for batch, size in zip(batches, sizes, strict=True))
+    for size, after in zip(sizes, batches[1:], strict=False):
+        assert size + sizes_of(after)[0] > limit - SLACK, "the next row would have fitted"

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from rollstore.schema import prepare, to_table
+from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.filesystem import LocalFilesystem
-from rollstore.store.grouping import in_groups, packed
+from rollstore.store.grouping import in_groups
 from rollstore.store.lookup import content
 from rollstore.store.names import part_name
 from rollstore.store.part import open_part, write_part
@@ -80,7 +81,7 @@ def test_rows_of_a_slice_are_put_in_groups_and_packed_as_they_are(place: LocalFi
     keys = pa.array([f"g{row % 2}" for row in rows])
     batches = cut.append_column("group_id", keys).to_batches()
     writer = PartWriter(place, "scores", NAME, batches[0].schema, "lz4")
-    for batch in packed(in_groups(batches)):
+    for batch in filled(in_groups(batches), BATCH_BYTES):
         writer.write(writer.encode(batch))
     writer.publish()
     writer.close()

@@ -1,0 +1,96 @@
+"""How many rows make a batch: sizes of rows, and cutting them into batches of at most so many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+Sizes = np.ndarray[Any, np.dtype[np.float64]]
+
+BATCH_BYTES = 1 << 19
+"""Decoded bytes of one batch of a sealed or compacted part; a single larger row is a batch of its own."""
+
+
+def filled(pieces: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order, in batches of at most `limit` decoded bytes, or of one row; all but the last as
+    full as that allows.
+
+    A list element takes at least a bit, so a limit of 1 MiB also keeps every batch under 2^27 list elements.
+    """
+    together: list[pa.RecordBatch] = []
+    room = float(limit)
+    for piece in pieces:
+        start, own = 0, float(piece.nbytes)  # of the rows alone, whatever larger buffers they are a slice of
+        ends = None if own <= room else np.cumsum(sizes_of(piece))
+        while ends is not None and own > room and start < piece.num_rows:
+            before = ends[start - 1] if start else 0.0
+            stop = int(np.searchsorted(ends, before + room, side="right"))
+            stop = max(stop, start + (not together))
+            if stop > start:
+                together.append(piece.slice(start, stop - start))
+            yield _joined(together)
+            together, room = [], float(limit)
+            start, own = stop, float(ends[-1] - (ends[stop - 1] if stop else 0.0))
+        if start < piece.num_rows:
+            together.append(piece.slice(start))
+            room -= own
+    if together:
+        yield _joined(together)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def runs(sizes: Sizes, limit: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of consecutive rows of at most `limit` bytes together, or of one row."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        before = ends[start - 1] if start else 0.0
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield start, stop
+        start = stop
+
+
+def sizes_of(batch: pa.RecordBatch) -> Sizes:
+    """Decoded bytes of each row [rows], children included."""
+    return np.sum([row_bytes(column) for column in batch.columns], axis=0)
+
+
+def row_bytes(array: pa.Array) -> Sizes:
+    """Decoded bytes of each value [rows], children included."""
+    type_, count = array.type, len(array)
+    each = _fixed_bytes(type_, array.null_count == count)
+    if each is not None:
+        return np.full(count, each)
+    if pa.types.is_struct(type_):
+        children = [row_bytes(array.field(i)) for i in range(type_.num_fields)]
+        return np.sum([np.full(count, 0.125), *children], axis=0)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
+        offsets = array.offsets.to_numpy()
+        values = array.items if pa.types.is_map(type_) else array.values
+        each = _fixed_bytes(values.type, False)
+        if each is not None:
+            return np.diff(offsets) * each + 4.125
+        sizes = row_bytes(values) + (row_bytes(array.keys) if pa.types.is_map(type_) else 0.0)
+        sums = np.concatenate([[0.0], np.cumsum(sizes)])
+        return sums[offsets[1:]] - sums[offsets[:-1]] + 4.125
+    if pa.types.is_fixed_size_list(type_):
+        inner = row_bytes(array.flatten()) if not array.null_count else np.full(count * type_.list_size, 8.0)
+        return inner.reshape(count, type_.list_size).sum(axis=1) + 0.125
+    lengths = pa.compute.binary_length(array).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.float64) + 4.125
+
+
+def _fixed_bytes(type_: pa.DataType, all_null: bool) -> float | None:
+    """Decoded bytes of a value where all values of the type take the same; None where they do not."""
+    if pa.types.is_nested(type_):
+        return None
+    try:
+        return type_.bit_width / 8 + 0.125
+    except ValueError:  # texts and bytes
+        return 4.125 if all_null else None
