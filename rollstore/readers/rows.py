@@ -13,10 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.errors import CorruptionError, StoreError
-from rollstore.readers.arrow import check
+from rollstore.readers.arrow import batch_of, check, opened
 from rollstore.readers.order import Ints
-from rollstore.store.claims import check_rows
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
@@ -126,17 +124,10 @@ class Reader:
         """A batch with those of the columns that its file has."""
         place = self._place(number)
         source, own = self._sources[place], number - int(self._first[place])
-        opened = self._opened(place, columns)
-        if opened is None:
+        file = self._opened(place, columns)
+        if file is None or not isinstance(source, Part):
             return source.batch(own, columns)
-        where = f"{source.file}: batch {own}"
-        try:
-            batch = opened.get_batch(own)
-            batch.validate(full=True)
-        except pa.ArrowException as error:
-            raise CorruptionError(f"{where}: Arrow cannot read it: {str(error).splitlines()[0]}") from error
-        check_rows(batch, self.table, where)
-        return batch
+        return batch_of(file, source, own)
 
     def _opened(self, place: int, columns: tuple[str, ...]) -> Any:
         """A part opened so that only the bytes of these columns are read: worth its many small reads where lists are
@@ -146,14 +137,7 @@ class Reader:
             part = self._sources[place]
             if isinstance(part, Part) and _leaves_out_lists(part, columns):
                 check([part])
-                fields = [i for i, name in enumerate(part.schema.names) if name in columns]
-                options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-                try:
-                    self._files[key] = pa.ipc.open_file(pa.OSFile(part.path), options=options)
-                except FileNotFoundError as error:
-                    raise StoreError(
-                        f"{part.path}: wanted a part of the snapshot, got no file; open a new one"
-                    ) from error
+                self._files[key] = opened(part, columns)
             else:
                 self._files[key] = None
             if len(self._files) > _OPEN:
