@@ -21,6 +21,8 @@ __all__ = ["Clock", "Follower", "Rules"]
 
 _LATE = "late: its group was closed"
 _CONFLICT = "conflict: one segment came with different contents"
+_NAMED = 8
+"""How many rollouts an error names."""
 _NO_GROUP = 1 << 62
 """After every segment that has a group."""
 
@@ -48,7 +50,8 @@ class Follower:
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
         """resume_step: the `step` that the trainer's checkpoint goes on with; what an earlier attempt of the run did in
-        that step or later comes again. Left out, the run goes on after the last step recorded."""
+        that step or later comes again. Left out, the run goes on after the last step recorded. Raises CorruptionError
+        where groups are to be whole and it cannot be read which were given."""
         arguments.text("train_run", train_run)
         if resume_step is not None:
             arguments.whole("resume_step", resume_step, None, arguments.LONG)
@@ -78,9 +81,7 @@ class Follower:
         """what is ready, by what its members share"""
         self._fresh, self._current = 0, 0
         """how much of what is ready, from its beginning, is known not to be stale, and at which version"""
-        self._closed: set[_Key] = set()
-        self._contradicted: set[str] = set()
-        """ids that came with one segment and different contents"""
+        self._closed: set[_Key] = {*self._ledger.groups()} if rules.whole_groups else set()
         self._placed: dict[str, tuple[int, _Key]] = {}
 
     @property
@@ -103,9 +104,12 @@ class Follower:
             yield table
 
     def next(self) -> pa.Table | None:
-        """The next batch; None where nothing came within the timeout. Raises CorruptionError, and DuplicateError that
-        names what came with different contents since the last call: it is not given, and the rest is with the next.
-        ValueError where the filter fails: nothing is lost by it."""
+        """The next batch; None where nothing came within the timeout.
+
+        Raises CorruptionError; DuplicateError that names what came with different contents since the last call, and
+        ValueError that names what the filter fails on: it is not given, and on record as discarded with the next
+        commit; the rest is with the next call.
+        """
         return self.batch(_itself)
 
     def batch(self, make: Callable[[pa.Table], T]) -> T | None:
@@ -159,11 +163,9 @@ class Follower:
 
     def _arrive(self, row: Row) -> bool:
         """Whether it goes with what came before; what does not is dropped, all of its rollout."""
-        key = self._home(row) if self._rules.whole_groups else row.id
         if row.id in self._ledger.done:
-            if row.id not in self._contradicted:
-                self._close(key)
             return True
+        key = self._home(row) if self._rules.whole_groups else row.id
         if row.id in self._queued:
             unit = self._queued[row.id]
             known = unit.members[row.id].rows.get(row.segment)
@@ -172,8 +174,10 @@ class Follower:
             ready = self._groups.get(key)
             kept = None if ready is None else ready.dropped
             self._ledger.drop(row.id, "discarded", _LATE, self._clock.date(), kept)
-            if key in self._coming:  # earlier segments, which had no group
-                self._close(key)
+            unit = self._coming.pop(key, None)
+            if unit is not None:  # earlier segments, which had no group
+                self._drop(unit, list(unit.members), "discarded", _LATE)
+                self._ledger.record(unit.dropped)
             return True
         unit = self._coming.get(key) or self._begin(key, self._clock.now())
         unit.size = max(unit.size, 1 if isinstance(key, str) else row.size or 0)
@@ -189,7 +193,6 @@ class Follower:
 
     def _contradict(self, unit: Unit, id_: str) -> Literal[False]:
         """Which of the two contents is right nobody knows: neither is given. The group is one that stays incomplete."""
-        self._contradicted.add(id_)
         self._drop(unit, [id_], "discarded", _CONFLICT)
         unit.contradicted += 1
         self._touched.add(unit.key)
@@ -223,16 +226,9 @@ class Follower:
                 del self._coming[placed]
         return key
 
-    def _close(self, key: _Key) -> None:
-        """A member of this group is done, so the group was given before this start: what came first is late."""
-        self._closed.add(key)
-        unit = self._coming.pop(key, None)
-        if unit is not None:
-            self._drop(unit, list(unit.members), "discarded", _LATE)
-            self._ledger.record(unit.dropped)
-
     def _settle(self) -> None:
-        """Move what is complete, or has waited long enough, to what is ready; drop what the rules leave out."""
+        """Move what is complete, or has waited long enough, to what is ready; drop what the rules leave out. Raises
+        ValueError where the filter fails, once all is moved."""
         complete = {key for key in self._touched if key in self._coming and self._coming[key].complete}
         closing = sorted(complete | self._overdue(), key=lambda key: self._coming[key].number)
         units = [self._coming[key] for key in closing]
@@ -241,15 +237,17 @@ class Follower:
             [one for id_, one in unit.members.items() if id_ not in out]
             for unit, out in zip(units, left_out, strict=True)
         ]
-        filtered = self._filtered(staying)
+        answers = self._answers(staying)
         self._touched.clear()
-        for unit, reasons, unwanted in zip(units, left_out, filtered, strict=True):
+        for unit, reasons, said in zip(units, left_out, answers, strict=True):
             del self._coming[unit.key]
             self._closed.add(unit.key)
             unit.enqueued_at = self._clock.date()
             for id_, reason in reasons.items():
                 self._drop(unit, [id_], "discarded", reason)
+            unwanted = [id_ for id_, stays in said.items() if stays is False]
             self._drop(unit, unwanted, "filtered", f"where: {self._where}")
+            self._drop_failing(unit, {id_: error for id_, error in said.items() if isinstance(error, Exception)})
             unit.measure()
             if unit.members and not self._oversize(unit):
                 self._ready.append(unit)
@@ -257,6 +255,12 @@ class Follower:
                 self._groups[unit.key] = unit
             else:
                 self._ledger.record(unit.dropped)
+        failing = [(id_, e) for said in answers for id_, e in said.items() if isinstance(e, Exception)]
+        if failing:
+            more = f"; and {len(failing) - _NAMED} more" if len(failing) > _NAMED else ""
+            named = "; ".join(f"{id_!r}: {error}" for id_, error in failing[:_NAMED])
+            what = f"where: {self._where} fails on rollouts, which are not given: {named}{more}"
+            raise ValueError(what) from failing[0][1]
 
     def _overdue(self) -> set[_Key]:
         """What has waited long enough."""
@@ -281,17 +285,23 @@ class Follower:
             if whole or not member.finished
         }
 
-    def _filtered(self, groups: list[list[Rollout]]) -> list[list[str]]:
-        """Of each group the ids that the filter leaves out. Raises ValueError where it fails: then nothing is closed,
-        and all is asked again."""
+    def _answers(self, groups: list[list[Rollout]]) -> list[dict[str, bool | Exception]]:
+        """Of each group what the filter says to its members: nothing where there is none."""
         if self._rules.where is None:
-            return [[] for _ in groups]
+            return [{} for _ in groups]
         try:
-            asked = iter(kept([one for group in groups for one in group], self._rules.where, self._tested))
-        except pa.ArrowException as error:
+            said = iter(kept([one for group in groups for one in group], self._rules.where, self._tested))
+        except BaseException:  # Nothing is closed: all is asked again.
             self._earliest = -math.inf
-            raise ValueError(f"where: {self._where} fails on what is finished: {error}") from error
-        return [[one.id for one in group if not next(asked)] for group in groups]
+            raise
+        return [{one.id: next(said) for one in group} for group in groups]
+
+    def _drop_failing(self, unit: Unit, errors: dict[str, Exception]) -> None:
+        """What the filter fails on is not known to be wanted, and its group is one that stays incomplete."""
+        for id_, error in errors.items():
+            self._drop(unit, [id_], "discarded", f"where fails: {error}")
+        if errors and unit.size and self._rules.incomplete == "leave_out":
+            self._drop(unit, list(unit.members), "discarded", "incomplete: where fails on a member of its group")
 
     def _oversize(self, unit: Unit) -> bool:
         budget = self._rules.tokens_per_batch

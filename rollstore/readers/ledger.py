@@ -17,6 +17,8 @@ _OF_A_STEP = (
     "epoch", "weight_version", "anchor_version", "recipe", "step_started_at", "step_finished_at", "sync_seconds",
 )  # fmt: skip
 
+_GROUP = ("run_id", "step", "group_id")
+
 
 class Ledger:
     """Rows of `uses` of one attempt of a run: collected as rollouts are given or dropped, written with the step.
@@ -42,6 +44,35 @@ class Ledger:
         self._writer: Any = None
         self._unsafe = False
         """whether rows of this step are with the writer, and may not survive power loss yet"""
+
+    def groups(self) -> set[tuple[Any, Any, Any]]:
+        """(run_id, step, group_id) of what is done, of the first segment that has one.
+
+        An id that is stored with one segment in two groups speaks for neither: which of them was given is not on
+        record. Raises CorruptionError.
+        """
+        if not self.done:
+            return set()
+        with self._store.snapshot() as snapshot:
+            rows = dataset(snapshot, "rollouts").to_table(columns=["rollout_id", "segment", *_GROUP])
+        # Numbers in place of words: for a million rollouts 0.25 GB instead of 0.45.
+        runs, groups = (rows[name].dictionary_encode().combine_chunks() for name in ("run_id", "group_id"))
+        ids = pc.index_in(rows["rollout_id"], value_set=pa.array(self.done, pa.string()))
+        rows = pa.table(
+            [ids, rows["segment"], runs.indices, rows["step"], groups.indices],
+            ["id", "segment", "run", "step", "group"],
+        )
+        rows = rows.filter(rows["id"].is_valid()).group_by(rows.column_names).aggregate([])
+        contents = rows.group_by(["id", "segment"]).aggregate([([], "count_all")])
+        several = contents.filter(pc.field("count_all") > 1)["id"].combine_chunks()
+        unclear = pc.is_in(rows["id"], value_set=several)
+        said = rows.filter(pc.and_not(rows["group"].is_valid(), unclear)).sort_by("segment")
+        kept = pc.ScalarAggregateOptions(skip_nulls=False)
+        first = said.group_by("id", use_threads=False).aggregate([(n, "first", kept) for n in ("run", "step", "group")])
+        first = first.select(["run_first", "step_first", "group_first"])
+        run, step, group = first.group_by(first.column_names).aggregate([]).columns
+        names = (runs.dictionary.take(run).to_pylist(), step.to_pylist(), groups.dictionary.take(group).to_pylist())
+        return set(zip(*names, strict=True))
 
     def give(self, id_: str, enqueued_at: datetime | None, consumed_at: datetime, actions: int) -> None:
         """A rollout was given to the trainer."""

@@ -31,13 +31,13 @@ class Rules:
     """What is given, and when it is given up.
 
     tokens_per_batch, rollouts_per_batch: the most of a batch; with whole_groups the second counts groups. where: over
-    scalar columns of the last segment; others are `filtered`. version, max_lag: what is more than max_lag versions
-    behind when it would be given is discarded, counted from its oldest action; so is what has an unknown version.
-    whole_groups: a group comes whole, once group_size members are finished. group_wait: seconds after which one that is
-    still incomplete is closed, for ever when None; incomplete: then to take what there is of it, or to leave it out.
-    A group of which no member says its group_size waits as long, and is then what is there of it. Members that come
-    later than that are discarded. timeout: seconds to wait for a full batch before what is there is
-    given, or nothing more; None waits for ever. poll: seconds between looks at the store.
+    scalar columns of the last segment; others are `filtered`, and what it fails on is discarded. version, max_lag: what
+    is more than max_lag versions behind when it would be given is discarded, counted from its oldest action; so is what
+    has an unknown version. whole_groups: a group comes whole, once group_size members are finished. group_wait: seconds
+    after which one that is still incomplete is closed, for ever when None; incomplete: then to take what there is of
+    it, or to leave it out. A group of which no member says its group_size waits as long, and is then what is there of
+    it. Members that come later than that are discarded. timeout: seconds to wait for a full batch before what is there
+    is given, or nothing more; None waits for ever. poll: seconds between looks at the store.
     """
 
     tokens_per_batch: int | None = None

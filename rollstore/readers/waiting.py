@@ -249,13 +249,12 @@ def gather(rows: Sequence[Row], names: Sequence[str] | None = None) -> pa.Table:
     return table if (np.diff(order) == 1).all() else table.take(pa.array(np.argsort(order))).combine_chunks()
 
 
-def kept(rollouts: Sequence[Rollout], where: pc.Expression, names: Sequence[str]) -> list[bool]:
-    """Whether a filter keeps each rollout: asked of its last segment, with the versions of all. names: the columns that
-    the filter looks at."""
+def kept(rollouts: Sequence[Rollout], where: pc.Expression, names: Sequence[str]) -> list[bool | Exception]:
+    """Whether a filter keeps each rollout, or the error it ends in there: asked of its last segment, with the versions
+    of all. names: the columns that the filter looks at. Raises MemoryError."""
     if not rollouts:
         return []
-    numbers = pa.array(np.arange(len(rollouts)))
-    table = pa.table({_NUMBER: numbers})
+    table = pa.table({_NUMBER: pa.array(np.arange(len(rollouts)))})
     for name, column in zip(names, gather([one.last for one in rollouts], names).columns if names else (), strict=True):
         table = table.append_column(name, column)
     for name, versions in (
@@ -264,4 +263,15 @@ def kept(rollouts: Sequence[Rollout], where: pc.Expression, names: Sequence[str]
     ):
         if name in names:
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(versions, pa.int64()))
-    return pc.is_in(numbers, value_set=table.filter(where)[_NUMBER]).to_pylist()
+    return _answers(table, where)
+
+
+def _answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
+    """An error says nothing of the row it is about, so halves are asked apart until it is alone."""
+    try:
+        return pc.is_in(rows[_NUMBER], value_set=rows.filter(where)[_NUMBER]).to_pylist()
+    except MemoryError:
+        raise
+    except Exception as error:  # a function of the caller's in the filter raises anything
+        half = rows.num_rows // 2
+        return [error] if not half else _answers(rows.slice(0, half), where) + _answers(rows.slice(half), where)

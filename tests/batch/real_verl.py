@@ -40,3 +40,18 @@ def test_verls_own_protocol_and_loss_take_the_fields() -> None:
     )  # fmt: skip
     ours, _ = ppo_clip(found, moved, clip=(0.2, 0.2), dual=3.0, reduce=token_mean)
     torch.testing.assert_close(theirs, ours.float())
+
+
+def test_verls_engine_takes_the_padding_away_and_finds_the_responses_again() -> None:
+    from verl import DataProto
+    from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_padding
+
+    fields = to_verl(batch(), prompt_width=3, response_width=5)
+    wider = DataProto.concat([DataProto.from_single_dict(fields) for _ in range(2)])
+    assert len(wider) == 4
+    rows = left_right_2_no_padding(wider.to_tensordict())
+    assert [row.tolist() for row in rows["input_ids"].unbind()][:2] == [[1, 2, 30, 31, 40, 32], [3, 33]]
+    assert [row.tolist() for row in rows["position_ids"].unbind()][:2] == [[0, 1, 2, 3, 4, 5], [0, 1]]
+    ids = rows["input_ids"]
+    before = no_padding_2_padding(torch.nested.nested_tensor_from_jagged(ids.values().float(), ids.offsets()), rows)
+    assert before[:2].tolist() == [[2, 30, 31, 40, 0], [3, 0, 0, 0, 0]], "of each the token whose logits score it"

@@ -151,16 +151,113 @@ def test_a_third_content_of_a_rollout_does_not_close_its_group(store: Store) -> 
     assert given(following) == [["a-1", "a-2"]]
 
 
-def test_a_filter_that_fails_is_named_and_loses_nothing(store: Store) -> None:
-    write(store, *[rollout(f"r{n}", step=n) for n in range(3)])
-    write(store, *group("g", [1.0, 0.0], size=3, step=5))
-    following = follower(store, where=pc.scalar(10) / pc.field("step") > 1, whole_groups=True, group_wait=0.0)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"^where: .*divide.* fails on what is finished: divide by zero$"):
-            following.next()
-        assert following.waiting == 5
+STEPS = pc.scalar(10) / pc.field("step") > 1
+FAILS = "where fails: divide by zero"
+
+
+def test_a_filter_that_fails_names_the_rollouts_and_the_rest_comes_with_the_next_call(store: Store) -> None:
+    write(store, *[rollout(f"r{n}", step=n % 5) for n in range(11)], rollout("old", step=20))
+    following = follower(store, where=STEPS, rollouts_per_batch=9)
+    said = "'r0': divide by zero; 'r5': divide by zero; 'r10': divide by zero"
+    with pytest.raises(ValueError, match=rf"^where: .*divide.* fails on rollouts, which are not given: {said}$"):
+        following.next()
+    assert following.waiting == 8
+    assert given(following) == [[f"r{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]]
     following.commit()
-    assert record(store) == {}
+    following.close()
+    assert {id_: said for id_, said in record(store).items() if said[0] != "trained"} == {
+        **dict.fromkeys(("r0", "r5", "r10"), ("discarded", FAILS)),
+        "old": ("filtered", f"where: {STEPS}"),
+    }
+    assert given(follower(store, where=STEPS)) == [], "decided once, and said once"
+
+
+def test_a_filter_that_fails_and_is_mended_before_the_commit_loses_nothing(store: Store) -> None:
+    """A key of the metadata that is a number in most rows and a word in one."""
+    write(store, *[rollout(f"r{n}", metadata={"level": level}) for n, level in enumerate(("3", "hard", "4"))])
+    level = pc.map_lookup(pc.field("metadata"), pa.scalar("level"), "first")
+    following = follower(store, where=level.cast(pa.int64()) > 2)
+    with pytest.raises(ValueError, match=r"'r1': Failed to parse string: 'hard' as a scalar of type int64$"):
+        following.next()
+    following.close()
+    assert given(follower(store, where=level != "3")) == [["r1"], ["r2"]]
+
+
+def test_a_filter_that_fails_on_everything_names_some_and_ends(store: Store) -> None:
+    write(store, *[rollout(f"r{n}") for n in range(30)])
+    following = follower(store, where=STEPS)
+    with pytest.raises(ValueError, match=r"'r7': divide by zero; and 22 more$"):
+        following.next()
+    assert following.next() is None
+    assert following.waiting == 0
+
+
+@pytest.mark.parametrize("incomplete", ["take", "leave_out"])
+def test_the_group_of_a_member_that_the_filter_fails_on_is_one_that_stays_incomplete(
+    store: Store, incomplete: str
+) -> None:
+    of = {"group_id": "g", "group_size": 3}
+    level = pc.map_lookup(pc.field("metadata"), pa.scalar("level"), "first").cast(pa.int64())
+    write(store, *[rollout(f"g-{n}", metadata={"level": said}, **of) for n, said in enumerate(("1", "?", "5"))])
+    following = follower(store, where=level > 2, whole_groups=True, incomplete=incomplete)
+    with pytest.raises(ValueError, match="fails on rollouts, which are not given: 'g-1': Failed to parse"):
+        following.next()
+    assert given(following) == ([["g-2"]] if incomplete == "take" else [])
+    following.commit()
+    following.close()
+    found = record(store)
+    assert [found[name][0] for name in ("g-0", "g-1")] == ["filtered", "discarded"]
+    left_out = ("discarded", "incomplete: where fails on a member of its group")
+    assert found["g-2"] == (("trained", None) if incomplete == "take" else left_out)
+
+
+def test_a_filter_that_finds_no_memory_asks_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    write(store, *group("g", [1.0, 0.0], size=3))
+    following = follower(store, where=pc.field("reward") > 0.5, whole_groups=True, group_wait=0.0, incomplete="take")
+    with monkeypatch.context() as patched:
+        patched.setattr("rollstore.readers.follow.kept", none)
+        with pytest.raises(MemoryError, match="malloc"):
+            following.next()
+    assert given(following) == [["g-0"]]
+
+
+def test_after_a_restart_a_row_of_a_rollout_that_is_done_closes_no_other_group_that_it_names(store: Store) -> None:
+    with store.writer(run="run") as writer:
+        writer.append(group("a", [1.0, 0.0]))
+        writer.flush()
+        first = follower(store, whole_groups=True)
+        assert given(first) == [["a-0", "a-1"]]
+        first.commit()
+        first.close()
+        # Parts come before what is still in a journal: the rows that say what was given come last.
+        write(store, rollout("a-0", group_id="b", group_size=2), *group("b", [1.0, 0.0]), rollout("a-2", group_id="a"))
+        second = follower(store, whole_groups=True, group_wait=0.0, incomplete="take")
+        assert given(second) == [["b-0", "b-1"]]
+        second.commit()
+        second.close()
+        assert record(store)["a-2"] == ("discarded", "late: its group was closed"), (
+            "the rest of its group speaks for it"
+        )
+
+
+def test_after_a_restart_a_late_member_that_comes_before_those_that_were_given_is_late(store: Store) -> None:
+    of = {"group_id": "a", "group_size": 2}
+    with store.writer(run="run") as writer:
+        writer.append([rollout("a-0", **UNFINISHED), rollout("a-0", segment=1, **of), rollout("a-1", **of)])
+        writer.flush()
+        first = follower(store, whole_groups=True)
+        assert given(first) == [["a-0", "a-0", "a-1"]]
+        first.commit()
+        first.close()
+        write(store, rollout("a-2", **of))
+        second = follower(store, whole_groups=True, group_wait=0.0, incomplete="take")
+        assert given(second) == []
+        second.commit()
+        second.close()
+    assert record(store)["a-2"] == ("discarded", "late: its group was closed")
 
 
 def test_a_batch_that_could_not_be_made_comes_again_and_is_not_on_record_before(store: Store) -> None:

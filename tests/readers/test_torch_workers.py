@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -68,8 +69,8 @@ def all_of(spread: Any) -> list[Any]:
     return batches
 
 
-def stateful(loader: RolloutLoader, workers: int) -> Any:
-    more = {"multiprocessing_context": "fork"} if workers else {}
+def stateful(loader: RolloutLoader, workers: int, **more: Any) -> Any:
+    more |= {"multiprocessing_context": "fork"} if workers else {}
     return StatefulDataLoader(loader, batch_size=None, num_workers=workers, **more)
 
 
@@ -269,6 +270,63 @@ def test_a_worker_that_begins_a_later_epoch_late_begins_where_the_others_did(fil
             assert same(list(spread), list(plain)), "and what it was told meanwhile is of the next"
         else:
             assert same(list(steps), whole)
+
+
+BETWEEN = (
+    r"^persistent_workers: wanted set_epoch and load_state_dict before iter\(dataloader\) or after its first batch"
+)
+
+
+@pytest.mark.parametrize("loads", [persistent, partial(stateful, persistent_workers=True)], ids=["torch", "torchdata"])
+def test_what_is_told_between_the_beginning_of_an_epoch_and_its_first_batch_is_refused(
+    filled: Store, loads: Any
+) -> None:
+    made, plain = loader(filled), loader(filled)
+    state = loader(filled, seed=6).state_dict()
+    spread = loads(made, workers=2)
+    for epoch in range(3):
+        steps = iter(spread)
+        for tell in (lambda: made.set_epoch(8), lambda: made.load_state_dict(state)):
+            with pytest.raises(ValueError, match=BETWEEN):
+                tell()
+        assert (made.epoch, made.state_dict()["seed"]) == (max(0, 2 * epoch), 5), "nothing was told"
+        plain.set_epoch(max(0, 2 * epoch))
+        given = [next(steps)]
+        made.set_epoch(2 * epoch + 2)
+        assert same(given + list(steps), list(plain))
+
+
+def test_another_loader_and_one_whose_epoch_ended_without_a_batch_may_be_told(filled: Store) -> None:
+    made, other = loader(filled), loader(filled)
+    spread = persistent(made, workers=1)
+    began = iter(spread)
+    other.set_epoch(3)
+    assert same(list(began), list(loader(filled)))
+    ended = loader(filled).state_after(len(loader(filled)))
+    made.load_state_dict(ended)
+    assert all_of(spread) == []
+    made.set_epoch(3)
+    assert same(all_of(spread), list(other))
+
+
+def dies(worker: int) -> None:
+    """The first worker ends before it has a batch."""
+    if worker == 0:
+        os._exit(1)
+
+
+def test_a_loader_whose_workers_died_before_the_first_batch_may_be_told(filled: Store) -> None:
+    made = loader(filled)
+    died = persistent(made, init=dies)
+    steps = iter(died)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(steps)
+    plain = loader(filled)
+    other = persistent(plain, workers=1)
+    list(other)
+    made.set_epoch(3)
+    plain.set_epoch(3)
+    assert same(list(inside(made, 1)), list(plain))
 
 
 class Held(RolloutLoader):

@@ -308,12 +308,12 @@ class RolloutLoader(IterableDataset[Any]):
     def set_epoch(self, epoch: int, *, version: int | None = None) -> None:
         """Go to the beginning of an epoch; with `version`, evaluate the filters again for those current weights.
 
-        Raises ValueError on what is no epoch, StoreError where nothing is left.
+        Raises ValueError on what is no epoch, or between iter() of a DataLoader whose workers persist and its first
+        batch; StoreError where nothing is left.
         """
         arguments.whole("epoch", epoch, 0, arguments.WORD)
-        if version is not None:
-            self._at_version(version)
-        start = Start(int(epoch), 0, self._seed, self._window, self._filters.version)
+        self._told.check()
+        start = Start(int(epoch), 0, self._seed, self._window, self._filters.version if version is None else version)
         self._begin(start)
         self._told.tell(start)
 
@@ -369,8 +369,8 @@ class RolloutLoader(IterableDataset[Any]):
         where the snapshot or the selection is another one, VersionError on a state of a newer library, ValueError on
         what is no state.
         """
-        found = decode(state)
-        info = get_worker_info()
+        self._told.check()
+        found, info = decode(state), get_worker_info()
         if found.workers is not None and (info is None or (info.num_workers, info.id) != (found.workers, found.worker)):
             raise ValueError(
                 f"state: wanted the state of the whole, got that of worker {found.worker} of {found.workers}: "

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
+from multiprocessing import active_children
 from time import sleep
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter as Iteration,  # pyright: ignore[reportPrivateUsage]  # nothing public tells what it is at
+)
 
 HEAD, SLOTS = 8, 64
 PATIENCE = 60_000
@@ -39,8 +44,8 @@ class Told:
 
     The first iteration in a worker is that of the copy it was made with, whatever was told since: workers take long to
     come up. For a later one counts what was told before the first worker of the DataLoader began it: so all of them
-    begin in the same place, and what is told after the first batch is of the next iteration. A copy that is made
-    otherwise, as by pickle, is told for itself.
+    begin in the same place, and what is told after the first batch is of the next iteration; `check` refuses what would
+    be told before it. A copy that is made otherwise, as by pickle, is told for itself.
 
     Words are of int64 [3, HEAD + 2 * SLOTS]. In row 0: how often one was about to tell or had told (odd: about to),
     which row is of the last Start, and after HEAD (the seed of a worker, the number of the iteration it began last), in
@@ -54,6 +59,27 @@ class Told:
         self._words = _shared(words)
         self._heard = 0
         self._process, self._iteration = os.getpid(), 0
+
+    def check(self) -> None:
+        """To be done before something is told. Raises ValueError between iter() of a DataLoader with workers that
+        persist and its first batch: whether they have begun is chance, and so would be the epoch that hears it."""
+        if get_worker_info() is not None or not active_children():
+            return
+        # Torch tells a dataset nothing when workers that persist begin anew, so its own iterations are looked for.
+        if any(self._begins(one) for one in gc.get_objects() if issubclass(type(one), Iteration)):
+            raise ValueError(
+                "persistent_workers: wanted set_epoch and load_state_dict before iter(dataloader) or after its first "
+                "batch, got one in between"
+            )
+
+    def _begins(self, one: Any) -> bool:
+        """Whether it is an iteration of workers over the loader this is of, and was not asked for a batch yet."""
+        return (
+            getattr(one, "_persistent_workers", False)
+            and getattr(one, "_rcvd_idx", None) == 0
+            and all(getattr(one, "_workers_status", ()))  # else it ended without a batch, or broke
+            and getattr(getattr(one, "_dataset", None), "_told", None) is self
+        )
 
     def tell(self, start: Start) -> None:
         """Not in a worker: what one is told is of itself alone."""
