@@ -5,10 +5,12 @@ The public names below are loaded when first used, so that `import rollstore` co
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False
+"""As in `typing`, which takes milliseconds to load: the command line is deaf to Ctrl-C until this file is through."""
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from rollstore.errors import (
         CorruptionError,
         DuplicateError,
@@ -77,6 +79,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

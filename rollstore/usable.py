@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
+
+OTHER_SETTINGS = "other_settings"
+"""The word for what stands in `samplers.grammar` and may do more than take tokens away."""
+
+_TAKES_AWAY = frozenset({
+    # grammars and masks, under the names that engines ask for them by
+    "grammar", "json", "json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag", "structured_outputs",
+    "response_format", "guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar",
+    "tool_choice", "function_call", "allowed_token_ids", "prefix_allowed_tokens_fn", "thinking_token_budget",
+    "suppress_tokens", "begin_suppress_tokens", "bad_words", "bad_words_ids", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "min_tokens",
+    "min_new_tokens", "min_length", "ignore_eos",
+    # filters, which keep some tokens as they are. Not xtc: what it drops is itself drawn, so it draws from a mixture
+    "top_k", "top_p", "min_p", "min_keep", "typical_p", "typical", "top_n_sigma", "top_a", "top_h", "tfs", "tfs_z",
+    "epsilon_cutoff", "eta_cutoff",
+})  # fmt: skip
+_JSON_SCHEMA = frozenset({
+    "$schema", "$id", "$anchor", "$ref", "$dynamicRef", "$dynamicAnchor", "$comment", "$defs", "definitions", "type",
+    "enum", "const", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "format",
+    "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "properties", "patternProperties", "additionalProperties",
+    "propertyNames", "unevaluatedProperties", "required", "dependentRequired", "dependentSchemas", "dependencies",
+    "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains",
+    "minContains", "maxContains", "minItems", "maxItems", "uniqueItems", "pattern", "minLength", "maxLength",
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "contentEncoding", "contentMediaType",
+    "contentSchema",
+})  # fmt: skip
+"""Words of a JSON schema, which may be a grammar as it stands. No engine has a setting of such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +41,7 @@ class Transform:
     temperature: divided the logits by the temperature recorded for each action.
     filters: applied the recorded top-k, top-p and min-p to its own tempered distribution and renormalised.
     support: renormalised over the recorded support of each action. Covers whatever only removes tokens.
-    penalties: applied the recorded penalties, logit bias, bad words, min_tokens and grammar.
+    penalties: applied the recorded penalties, logit bias, bad words, min_tokens and all that `grammar` holds.
 
     Raises `TypeError` for what is no bool: a temperature in place of True would declare whatever was recorded.
     """
@@ -35,8 +63,9 @@ class Draw:
     """What of a sampler's settings decides the distribution that was drawn from.
 
     temperature: None when it was not recorded. top_k: 0 keeps all. reshaped: names of the settings that move logits
-    (penalties, logit bias). removed: names of those that only take tokens away (bad words, min_tokens, grammar).
-    honoured: False when the engine said that it did not do what was asked.
+    (penalties, logit bias, and `other_settings` where `reshapes` says so). removed: names of those that take tokens
+    away (bad words, min_tokens, grammar). What may do both stands in both. honoured: False when the engine said that it
+    did not do what was asked.
     """
 
     temperature: float | None
@@ -76,6 +105,9 @@ def draw(sampler: Any) -> Draw:
     reshaped = [name for name, value in neutral.items() if getattr(sampler, name, None) not in (None, value)]
     if getattr(sampler, "logit_bias", None):
         reshaped.append("logit_bias")
+    grammar = getattr(sampler, "grammar", None)
+    if grammar and reshapes(grammar):
+        reshaped.append(OTHER_SETTINGS)
     removing = ("bad_words", "min_tokens", "grammar")
     removed = [name for name in removing if getattr(sampler, name, None)]
     top_k, top_p, min_p = (getattr(sampler, name, None) for name in ("top_k", "top_p", "min_p"))
@@ -88,6 +120,19 @@ def draw(sampler: Any) -> Draw:
         removed=tuple(removed),
         honoured=getattr(sampler, "applied", None) is not False,
     )
+
+
+def reshapes(grammar: str) -> bool:
+    """Whether what a sampler's `grammar` holds may do more than take tokens away, so that no support covers it.
+
+    Writers put every setting there that has no column and may bear on the draw, as one JSON object by name: each name
+    counts but those that are known to take tokens away, so names that nobody knows do. Any other text is a grammar.
+    """
+    try:
+        found: Any = json.loads(grammar)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and not (_TAKES_AWAY | _JSON_SCHEMA).issuperset(found)
 
 
 def usable_as_behavior(kind: str | None, sampler: Any, trainer_transform: Transform) -> Verdict:
@@ -138,7 +183,7 @@ def _lost(kind: str, drawn: Draw) -> list[str]:
     if kind == "raw":
         tempered = [] if drawn.temperature == 1.0 else [f"temperature={drawn.temperature:g}"]
         lost = [*tempered, *lost, *drawn.reshaped]
-    return lost
+    return _once(lost)
 
 
 def _missing(drawn: Draw, done: Transform) -> list[str]:
@@ -150,4 +195,9 @@ def _missing(drawn: Draw, done: Transform) -> list[str]:
         missing += drawn.removed
     if not done.penalties:
         missing += drawn.reshaped
-    return missing
+    return _once(missing)
+
+
+def _once(names: list[str]) -> list[str]:
+    """Without the second word for one column."""
+    return [name for name in names if name != OTHER_SETTINGS or "grammar" not in names]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rollstore.batch.ranges import Ranges
 from rollstore.batch.token_batch import PENALTY_BITS, Kind
 from rollstore.schema.flat import Rows, flat, is_known
-from rollstore.usable import draw
+from rollstore.usable import OTHER_SETTINGS, draw, reshapes
 
 Ints = npt.NDArray[np.int64]
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
@@ -163,8 +163,7 @@ def _recorded(recorded: Mapping[str, pa.Array], assumed: Any) -> _Samplers:
         if name in said:
             bits |= np.where(flat(said[name]).lengths > 0, PENALTY_BITS[name], 0).astype(np.int16)
     if "grammar" in said:
-        grammar = pc.fill_null(pc.not_equal(said["grammar"], ""), False)
-        bits |= np.where(grammar.to_numpy(zero_copy_only=False), PENALTY_BITS["grammar"], 0).astype(np.int16)
+        bits |= _grammar_bits(said["grammar"])
     bits |= np.where(number("applied", True, np.bool_), 0, PENALTY_BITS["not_honoured"]).astype(np.int16)
     last = _last(assumed)
     return _Samplers(
@@ -174,6 +173,18 @@ def _recorded(recorded: Mapping[str, pa.Array], assumed: Any) -> _Samplers:
         min_p=np.append(number("min_p", 0.0, np.float32), np.float32(last[3])),
         penalties=np.append(bits, np.int16(last[4])),
     )
+
+
+def _grammar_bits(column: pa.Array) -> npt.NDArray[np.int16]:
+    """Bits of what a sampler's `grammar` holds. Each distinct text is looked into once: many samplers share one."""
+    encoded: Any = pc.dictionary_encode(column.fill_null(""))
+    both = PENALTY_BITS["grammar"] | PENALTY_BITS[OTHER_SETTINGS]
+
+    def of(text: str) -> int:
+        return (both if reshapes(text) else PENALTY_BITS["grammar"]) if text else 0
+
+    bits = np.array([of(text) for text in encoded.dictionary.to_pylist()], np.int16)
+    return bits[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
 def _last(assumed: Any) -> tuple[float, int, float, float, int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.rules.heads import STAND_IN
-from rollstore.usable import Transform
+from rollstore.usable import OTHER_SETTINGS, Transform
 
 
 class Kind(IntEnum):
@@ -34,10 +34,14 @@ class Ending(IntEnum):
     unknown = 4
 
 
-RESHAPED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 REMOVED = ("bad_words", "min_tokens", "grammar")
-PENALTY_BITS = {name: 1 << bit for bit, name in enumerate((*RESHAPED, *REMOVED, "not_honoured", "unrecorded"))}
-"""Bits of `penalties`: the settings beside temperature and filters, then a sampler not honoured or not recorded."""
+RESHAPED = (*_PENALTIES, OTHER_SETTINGS)
+PENALTY_BITS = {
+    name: 1 << bit for bit, name in enumerate((*_PENALTIES, *REMOVED, "not_honoured", "unrecorded", OTHER_SETTINGS))
+}
+"""Bits of `penalties`: the settings beside temperature and filters, then a sampler not honoured or not recorded. With
+`other_settings` the recorded `grammar` holds more than a grammar, which may move logits too: see `usable.reshapes`."""
 
 
 class Heads(NamedTuple):

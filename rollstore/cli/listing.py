@@ -65,7 +65,8 @@ def newest(path: str, *, limit: int, where: str | None) -> Listed:
 
     A rollout is as new as its newest segment. Long columns are read only of the rollouts that are listed.
     """
-    from rollstore.cli.query import ask, connected, in_utf8, rows
+    from rollstore.cli.answers import rows
+    from rollstore.cli.query import ask, connected, in_utf8
 
     matching = "true" if where is None else f"rollout_id in (select rollout_id from rollouts where ({where}\n))"
     with connected(path) as connection:

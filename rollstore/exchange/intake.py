@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class Intake:
         self.types: dict[str, pa.DataType] = {}
         """Types of the caller's columns: those of the store, and what an export or the caller says."""
         self._declared: dict[str, pa.DataType] = {}
+        self._named: list[str] = []
         self._store, self._run, self._resume, self._begun = store, run, resume, False
         self._rejects = Rejects(rejects, again=resume)
         self.report.rejects = self._rejects.path
@@ -78,19 +79,24 @@ class Intake:
             self._rejects.close()
         self.report.causes = self._rejects.causes()
 
-    def declare(self, types: Mapping[str, pa.DataType]) -> None:
-        """Types that the caller's columns shall have, before the first row is taken."""
+    def declare(self, types: Mapping[str, pa.DataType], names: Iterable[str] = ()) -> None:
+        """Types that the caller's columns shall have, and names that every row may have, before the first is taken."""
         self._declared |= types
+        self._named += [*types, *names]
         self.types |= types
 
     def _begin(self) -> None:
         """Look into the store, not before there is something to take: what is asked of it first may make it.
 
-        Raises ValueError where a column that was declared has another type there.
+        Raises ValueError where a column that was declared has another type there, or its name in another case.
         """
         if self._begun:
             return
         held = read_types(self._store.filesystem)
+        cases = {name.lower(): name for name in held}
+        for name in self._named:
+            if (there := cases.get(name.lower(), name)) != name:
+                raise ValueError(f"{name}: wanted {there}, its name in the store: SQL knows no upper and lower case")
         for name, type_ in self._declared.items():
             if held.get(name, type_) != type_:
                 raise ValueError(f"{name}: wanted {held[name]}, its type in the store, got {type_}")

@@ -139,7 +139,7 @@ def import_jsonl(
     with Intake(store, "jsonl", run=run, rejects=rejects, resume=resume) as intake:
         intake.declare(said)
         if fields is not None:
-            intake.declare(fields.types)
+            intake.declare(fields.types, fields.own)
             intake.lines(paths, lambda record, place: mapped(record, place, fields, texts), progress)
             intake.report.unmet = dict(fields.unmet) if intake.report.total.read else {}
             return intake.report

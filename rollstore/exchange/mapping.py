@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from rollstore.errors import SchemaError
-from rollstore.exchange.declared import declared
+from rollstore.exchange.declared import check_names, declared
 from rollstore.exchange.pieces import Texts, from_ids
 from rollstore.exchange.records import Made, Place, first_line, ids, refuse, text
 from rollstore.schema import Problem, Rollout, to_table
@@ -77,6 +77,11 @@ class Mapping:
     unmet: dict[str, str]
     """Column -> the field that it is mapped to, of those that no record has had so far."""
 
+    @property
+    def own(self) -> list[str]:
+        """Names of the caller's columns."""
+        return [name for name in (*self.columns, *self.constants, *self.types) if name.startswith("x_")]
+
 
 def read_mapping(path: str | os.PathLike[str]) -> Mapping:
     """Read a mapping file. Raises ValueError where it says what cannot be, OSError."""
@@ -93,6 +98,7 @@ def read_mapping(path: str | os.PathLike[str]) -> Mapping:
     for name in (*columns, *constants):
         if not _is_column(name) or (name in constants and name in PIECES):
             raise ValueError(f"{path}: {name}: wanted a column of rollouts, metadata.<name> or x_<name>")
+    check_names([*columns, *constants, *read.get("types", {})], str(path))
     for name, field in columns.items():
         if not isinstance(field, str) or not field:
             raise ValueError(f"{path}: {name}: wanted the name of a field, got {field!r}")

@@ -2,6 +2,7 @@
 
 What is known to leave it goes to `samplers.extra`. Everything else, names that nobody here knows among it, goes to
 `samplers.grammar`: a trainer would have to apply it, so a raw or tempered log-prob is no denominator beside it.
+`rollstore.usable` tells by their names which of those only take tokens away, as a grammar does.
 """
 
 from __future__ import annotations

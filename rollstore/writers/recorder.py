@@ -14,13 +14,16 @@ import numpy.typing as npt
 from rollstore.errors import SchemaError
 from rollstore.schema import Flag, Heads, Known, Rollout, Sampler, Span
 from rollstore.schema.known import known
-from rollstore.writers.refusals import NOT_YET, PER_ROW, TOGETHER, require
+from rollstore.writers.refusals import NOT_YET, PER_ROW, TOGETHER, Taken, are_ids, require
 from rollstore.writers.uuid7 import uuid7
 
 ACTION_COLUMNS = ("logprobs", "weight_versions", "ranks", "entropies", "batch_rows")
 """Columns with one value per action of which single ones may be unknown."""
 
 Ints = npt.NDArray[np.int64]
+
+TAKEN = Taken()
+"""What was said of spans and samplers so far, in all recorders."""
 
 
 class Appends(Protocol):
@@ -87,7 +90,10 @@ class Recorder:
         next_turn = self._acted and role != "assistant"
         fields: dict[str, Any] = {"turn": self._turn + next_turn, "role": role, "origin": origin, **span}
         alone = Span(start=0, length=len(ids), is_action=False, **fields)
-        require("observe", NOT_YET, tokens=ids, action_mask=np.zeros(len(ids), bool), spans=(alone,))
+        said = ("observe", role, origin, _without_words(span))
+        if said not in TAKEN or not are_ids(ids):
+            require("observe", NOT_YET, tokens=ids, action_mask=np.zeros(len(ids), bool), spans=(alone,))
+            TAKEN.add(said)
         if next_turn:
             self._turn, self._acted = self._turn + 1, False
         self._spans.append(Span(start=self._length, length=len(ids), is_action=False, **fields))
@@ -148,13 +154,16 @@ class Recorder:
         fields: dict[str, Any] = {"turn": self._turn, "role": role, "origin": "sampled", **span}
         kept = None if heads is None else _counted(heads, head_counts)
         alone = Span(start=0, length=count, is_action=True, sampler=None if sampler is None else 0, **fields)
+        said = ("act", role, _without_words(span), sampler)
+        settings: dict[str, Any] = {"spans": (alone,), "samplers": None if sampler is None else (sampler,)}
         require(
-            "act", NOT_YET, tokens=ids, action_mask=np.ones(count, bool), spans=(alone,), **columns,
-            samplers=None if sampler is None else (sampler,), heads=kept, flags=tuple(flags) or None,
+            "act", NOT_YET, tokens=ids, action_mask=np.ones(count, bool), **({} if said in TAKEN else settings),
+            **columns, heads=kept, flags=tuple(flags) or None,
             support_counts=None if support is None else support[0],
             support_tokens=None if support is None else support[1],
             logprob_kind=logprob_kind, head_kind=head_kind, vocab_size=self._fields.get("vocab_size"),
         )  # fmt: skip
+        TAKEN.add(said)
         fields["sampler"] = self._sampler(sampler)
         for name, kind in (("logprob_kind", logprob_kind), ("head_kind", head_kind)):
             if kind is not None and self._fields.setdefault(name, kind) != kind:
@@ -271,6 +280,11 @@ def _copied(fields: dict[str, Any]) -> dict[str, Any]:
         name: np.array(value) if isinstance(value, np.ndarray) else dict(value) if isinstance(value, Mapping) else value
         for name, value in fields.items()
     }
+
+
+def _without_words(span: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a span without the name of its request: that differs each time, and any text will do."""
+    return {**span, "request_id": ""} if isinstance(span.get("request_id"), str) else span
 
 
 def _ids(tokens: Any) -> Ints:

@@ -5,7 +5,7 @@ Nothing is guessed: what an engine did not say stays null.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from rollstore.writers.weights import Weights
 
 Ints = npt.NDArray[np.int64]
 
-_LARGEST_ID = 2**31 - 1
+LARGEST_ID = 2**31 - 1
 
 
 class Support(NamedTuple):
@@ -86,13 +86,29 @@ def ids(name: str, values: Any) -> Ints:
     """int64 [n]. Raises ValueError where there are no ids: nothing is rebuilt from text."""
     if values is None or isinstance(values, str):
         raise ValueError(f"{name}: wanted token ids, got {'none' if values is None else 'text'}")
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"{name}: wanted a list of token ids, got {array.dtype} of shape {array.shape}")
-    if array.size and (array.min() < 0 or array.max() > _LARGEST_ID):
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):  # lists of several lengths
+        array = np.asarray(values, object)
+    is_list = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+    if isinstance(values, list | tuple) and not (is_list and bool not in set(map(type, values))):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  of any shape
+        _refuse_first(name, values)  # pyright: ignore[reportUnknownArgumentType]
+    if not is_list:
+        got = f"{array.dtype} of shape {array.shape}" if array.ndim else type(values).__name__
+        raise ValueError(f"{name}: wanted a list of token ids, got {got}")
+    if array.size and (array.min() < 0 or array.max() > LARGEST_ID):
         odd = array.min() if array.min() < 0 else array.max()
-        raise ValueError(f"{name}: wanted token ids from 0 to {_LARGEST_ID}, got {odd}")
+        raise ValueError(f"{name}: wanted token ids from 0 to {LARGEST_ID}, got {odd}")
     return array.astype(np.int64)
+
+
+def _refuse_first(name: str, values: Sequence[Any]) -> None:
+    """Raise ValueError with the first that is no id. True is none, though it counts as 1."""
+    for at, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise ValueError(f"{name}[{at}]: wanted a token id, got {value!r:.40}")  # noqa: TRY004  a value of the engine's, no argument
+        if not 0 <= value <= LARGEST_ID:
+            raise ValueError(f"{name}: wanted token ids from 0 to {LARGEST_ID}, got {value}")
 
 
 def aligned(name: str, values: Any, tokens: Ints) -> Any:

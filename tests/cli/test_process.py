@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from rollstore.cli import main
+
 COMMAND = [sys.executable, "-m", "rollstore"]
 PLAIN = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
 
@@ -122,3 +126,51 @@ sys.exit(str({"duckdb", "polars", "torch", "transformers", "pandas"} & set(sys.m
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (1, "set()\n")
+
+
+def ran(program: str, *arguments: str) -> tuple[int, str]:
+    """(exit status, stderr) of a Python program."""
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    return result.returncode, result.stderr
+
+
+def test_until_the_command_line_can_answer_an_interrupt_it_loads_nothing_that_takes_time() -> None:
+    program = """
+import sys
+before = set(sys.modules)
+import rollstore.cli
+sys.exit(str(sorted(set(sys.modules) - before - {"__future__"})))
+"""
+    assert ran(program) == (1, "['rollstore', 'rollstore.cli']\n")
+
+
+INTERRUPTED_WHILE_IT_LOADS = """
+import os, signal, sys
+from rollstore.cli import main
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+main(["--version"])
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "rich", "rollstore.cli.application", "rollstore.cli.failure"])
+def test_an_interrupt_while_it_loads_ends_it_without_a_traceback(module: str) -> None:
+    assert ran(INTERRUPTED_WHILE_IT_LOADS, module) == (130, "")
+
+
+def test_an_interrupt_between_loading_and_the_command_ends_it_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("rollstore.cli.failure.Commands.main", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, signal.getsignal(signal.SIGINT)) == (130, before)

@@ -16,7 +16,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from rollstore.cli.query import Answer, as_csv, ask
+from rollstore.cli.answers import Answer, as_csv
+from rollstore.cli.query import ask
 from rollstore.readers.duckdb import connect
 from tests.cli.story import HOSTILE, Run
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from rollstore import Rollout, Span
+from rollstore import Heads, Known, Rollout, Span
 from rollstore.store.store import Store
-from tests.docs.planted import USE, Rows, add, planted, put, two_segments
+from tests.docs.planted import EVALUATION, USE, Rows, add, planted, put, two_segments
 from tests.readers.samples import group, rollout
 
 START = datetime(2026, 3, 29, 10, 59, tzinfo=UTC)
@@ -172,7 +174,11 @@ def _(store: Store) -> Rows:
         rollout("raw", tokens=4, logprobs=[-9.0, None], logprob_kind="raw"),
         rollout("late", tokens=4, logprobs=[-0.005, 0.0], entropies=[0.25, 0.0], step=1),
     )
-    return [(0, 6, 3, 1.0, (1.0 + 0.001 + 3.0) / 3, 0.2, 3), (1, 2, 1, 0.125, 0.0025, 1.0, 0)]
+    put(store, rollout("untold", tokens=4, logprobs=[None, -9999.0], step=2), rollout("bare", logprobs=None, step=3))
+    return [
+        (0, 6, 3, 1.0, 3, (1.0 + 0.001 + 3.0) / 3, 1 / 3, 3), (1, 2, 1, 0.125, 0, 0.0025, 1.0, 0),
+        (2, 2, 1, None, 2, None, None, 2), (3, 4, 1, None, 4, None, None, 4),
+    ]  # fmt: skip
 
 
 @planted("Tool time")
@@ -270,3 +276,34 @@ def _(store: Store) -> Rows:
         tried("f", "four", 6, 0.0, environment="code"),
     )  # fmt: skip
     return [("math", 3, 2, 27, 13.5), ("code", 1, 0, 6, None)]
+
+
+def put_odd_values(store: Store) -> None:
+    """Whatever a store takes that no mean can be taken of: nothing known, infinite, minus infinity, of length 0."""
+    far = math.inf
+    rewards = [far, -far, 1.0, 0.0, None]
+    odd: list[dict[str, Any]] = [
+        {"entropies": [far, None], "tool_seconds": far, "queue_seconds": far},
+        {"tool_seconds": 0.0}, {"entropies": [None, None], "tool_seconds": 0.0, "queue_seconds": 0.0},
+        {"entropies": [-far, 1.0], "queue_seconds": far}, {"tool_seconds": far, "queue_seconds": 1.0},
+    ]  # fmt: skip
+    still = {"requested_at": START, "started_at": START, "finished_at": START}
+    heads = {"heads": Heads(size=1, tokens=[5, 6], logprobs=[-far, -far]), "head_kind": "behavior"}
+    for name in ("g", "h"):
+        for row, (member, fields) in enumerate(zip(group(name, rewards, tokens=4, prompt_id=name), odd, strict=True)):
+            ending = ("terminated", "truncated")[row % 2]
+            own = {"logprobs": Known([0.0, 0.0], [False, False]), "environment": "e", "ending": ending}
+            put(store, msgspec.structs.replace(member, **own, **still, **heads, **fields))
+    tool = Span(start=0, length=0, is_action=False, role="tool")
+    nothing = {"tokens": np.zeros(0, np.int32), "action_mask": np.zeros(0, bool)}
+    put(
+        store,
+        Rollout(rollout_id="void", spans=(tool,), **nothing),
+        rollout("bare", tokens=4, logprobs=None, weight_versions=None, step=2),
+        rollout("low", tokens=4, logprobs=[-far, -9999.0], step=4, reward=far),
+    )
+    add(store, "uses", USE, *(("t", 0, 1, f"{name}-{n}", 9, "trained") for name in "gh" for n in range(5)))
+    scores = [(f"g-{n}", "judge", value, "scored") for n, value in enumerate([far, -far, 1.0, 0.5])]
+    add(store, "scores", "rollout_id scorer value status", *scores)
+    of = ("trainer@7", "trainer", "low", 0, 7, "behavior")
+    add(store, "evaluations", EVALUATION, (*of, [-far, -1.0]), (*of[:2], "g-0", *of[3:], [-1.0, None]))

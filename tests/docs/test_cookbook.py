@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rollstore.cli.query import ask, connected, rows
+from rollstore.cli.answers import rows
+from rollstore.cli.query import ask, connected
 from rollstore.readers.duckdb import connect
 from rollstore.store.store import open as open_store
-from tests.docs import outcomes  # noqa: F401 # fills PLANTED
+from tests.docs import outcomes  # fills PLANTED, too
 from tests.docs.planted import PLANTED
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cookbook.md").read_text(encoding="utf-8")
@@ -46,3 +50,17 @@ def test_an_empty_store_has_no_answer_and_no_error_on_the_command_line(title: st
     open_store(path, create=True)
     with connected(path) as connection:
         assert list(rows(ask(connection, RECIPES[title][0]))) == []
+
+
+@pytest.fixture(scope="module")
+def odd_values(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    store = open_store(tmp_path_factory.mktemp("odd") / "store", create=True)
+    outcomes.put_odd_values(store)
+    with connect(store) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_what_no_mean_can_be_taken_of_makes_no_answer_nan_or_infinite(title: str, odd_values: Any) -> None:
+    for row in rows(ask(odd_values, RECIPES[title][0])):
+        assert all(math.isfinite(value) for value in row if isinstance(value, float)), row

@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import fsspec
 import pytest
 import zstandard
 
+from rollstore import Rollout, SchemaError
 from rollstore.errors import StoreError
 from rollstore.exchange import import_atif, import_prime_rl, source
 from rollstore.exchange import report as report_module
@@ -385,6 +387,39 @@ def test_a_mapping_that_cannot_be_is_refused_at_once(text: str, said: str, store
     with pytest.raises(ValueError, match=r"fields\.toml: ") as error:
         import_jsonl(store, [write_lines(tmp_path / "a.jsonl", [])], mapping=tmp_path / "fields.toml")
     assert said in str(error.value)
+
+
+NO_NAMES = ["x_a-b", "x_", "x_\u00e4", "x_a.b", "x_a b", "x_" + "a" * 101]
+WAYS = ['[columns]\nresponse_tokens = "a"\n"{}" = "b"', ONE + '"{}" = 1', ONE + '[types]\n"{}" = "int64"']
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+@pytest.mark.parametrize("text", WAYS)
+def test_a_mapping_to_a_name_that_the_store_refuses_is_refused_once_by_name(
+    text: str, name: str, store: Store, tmp_path: Path
+) -> None:
+    with pytest.raises(SchemaError, match=f"{re.escape(name)}.*: unknown_column"), store.writer() as writer:
+        writer.append(Rollout(rollout_id="a", tokens=[1, 2], action_mask=[0, 1], extra={name: 1}))
+    (tmp_path / "fields.toml").write_text(text.format(name), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"fields.toml: {re.escape(name)}: wanted x_ and letters, digits or _"):
+        import_jsonl(store, [write_lines(tmp_path / "a.jsonl", [{"a": [1]}])], mapping=tmp_path / "fields.toml")
+    if "types" in text:
+        with pytest.raises(ValueError, match=f"types: {re.escape(name)}: wanted x_ and letters"):
+            import_jsonl(store, [tmp_path / "a.jsonl"], types={name: "int64"})
+
+
+def test_names_that_differ_in_case_alone_are_refused_once_by_name(store: Store, tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [{"p": [9], "a": [1], "b": 2, "c": 3}])
+    mapping, columns = tmp_path / "fields.toml", '[columns]\nprompt_tokens = "p"\nresponse_tokens = "a"\n'
+    mapping.write_text(columns + 'x_share = "b"\nx_Share = "c"\n')
+    with pytest.raises(ValueError, match="x_Share: wanted a name that differs from x_share beyond upper"):
+        import_jsonl(store, [file], mapping=mapping)
+    mapping.write_text(columns + 'x_share = "b"\n')
+    assert import_jsonl(store, [file], mapping=mapping).total.taken == 1
+    mapping.write_text(columns + 'x_SHARE = "b"\n')
+    with pytest.raises(ValueError, match="x_SHARE: wanted x_share, its name in the store"):
+        import_jsonl(store, [file], mapping=mapping, rejects=tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
 
 
 def test_constants_that_a_column_can_hold_are_in_every_row(store: Store, tmp_path: Path) -> None:

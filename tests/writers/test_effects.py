@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from rollstore import Rollout
+from rollstore import Rollout, Sampler, UnsupportedRecordError
+from rollstore.batch import collate
+from rollstore.batch.denominator import refuse_unusable
+from rollstore.batch.token_batch import PENALTY_BITS
 from rollstore.schema import to_table
 from rollstore.usable import Transform, usable_as_behavior
 from rollstore.writers import openai, sglang
+from rollstore.writers.openai.choices import CONSTRAINTS
 from tests.writers.upstream import chat
 
 PLAIN = {
@@ -129,3 +133,82 @@ def test_what_was_asked_and_how_a_reply_is_sent_are_no_settings() -> None:
     for row in (by_openai(beside, "raw"), by_sglang({}, "raw", **beside)):
         (how,) = row.samplers or ()
         assert (how.extra, how.grammar) == (None, None)
+
+
+ONLY_TAKES_AWAY = [
+    "root ::= yes | no", "json", '["yes", "no"]', "{not json", '{"type": "object", "properties": {"a": {}}}',
+    '{"$ref": "#/a", "$defs": {}}', '{"json": {"type": "object"}}', '{"typical_p": 0.5, "allowed_token_ids": [1]}',
+]  # fmt: skip
+MAY_RESHAPE = [
+    '{"dry_multiplier": 0.8}', '{"json": {"type": "object"}, "dry_multiplier": 0.8}', '{"xtc_probability": 0.5}',
+    '{"custom_logit_processor": "{}"}', '{"a_setting_of_a_later_release": 1}', '{"temperature": "hot"}',
+    '{"extra_args": {"typical_p": 1}}', '{"type": "chat", "dry_multiplier": 0.8}',
+]  # fmt: skip
+
+
+def recorded(grammar: str | None, *, rollout_id: str = "a") -> Rollout:
+    how = Sampler(temperature=1.0, grammar=grammar)
+    own = {"logprobs": [-0.5], "logprob_kind": "behavior", "samplers": [how]}
+    return Rollout(rollout_id=rollout_id, tokens=[1, 2], action_mask=[False, True], **own)
+
+
+def passes(row: Rollout, **done: bool) -> bool:
+    """Whether the sampler itself and the batch made of it, which must agree, are taken for a denominator."""
+    (how,) = row.samplers or ()
+    single = usable_as_behavior(row.logprob_kind, how, Transform(**done)).usable
+    batch = collate(to_table([row]), trainer_transform=Transform(**done))
+    try:
+        refuse_unusable(batch)
+    except UnsupportedRecordError:
+        assert not single
+        return False
+    assert single
+    return True
+
+
+@pytest.mark.parametrize("grammar", ONLY_TAKES_AWAY)
+def test_a_trainer_over_the_recorded_support_has_done_what_only_takes_tokens_away(grammar: str) -> None:
+    row = recorded(grammar)
+    assert collate(to_table([row])).penalties.tolist() == [PENALTY_BITS["grammar"]]
+    assert passes(row, support=True)
+    assert passes(row, penalties=True)
+    assert not passes(row, filters=True)
+
+
+@pytest.mark.parametrize("grammar", MAY_RESHAPE)
+def test_a_trainer_over_the_recorded_support_has_not_done_what_may_move_logits(grammar: str) -> None:
+    row = recorded(grammar)
+    assert collate(to_table([row])).penalties.tolist() == [PENALTY_BITS["grammar"] | PENALTY_BITS["other_settings"]]
+    assert not passes(row, support=True, filters=True, temperature=True)
+    assert passes(row, penalties=True)
+    (how,) = row.samplers or ()
+    for done, missing in ((Transform(), "grammar"), (Transform(support=True), "other_settings")):
+        verdict = usable_as_behavior("behavior", how, done)
+        assert verdict.reason == f"the trainer did not declare that it applied {missing}"
+
+
+@pytest.mark.parametrize("kind", ["raw", "tempered"])
+def test_a_number_before_the_filters_is_no_denominator_beside_what_may_move_logits(kind: str) -> None:
+    how = Sampler(temperature=1.0, grammar='{"dry_multiplier": 0.8}')
+    everything = Transform(temperature=True, filters=True, support=True, penalties=True)
+    assert not usable_as_behavior(kind, how, everything).usable
+
+
+def test_samplers_of_one_table_are_each_judged_by_their_own_settings() -> None:
+    hows = [None, '{"dry_multiplier": 0.8}', "", "root ::= a", '{"dry_multiplier": 0.8}']
+    table = to_table([recorded(text, rollout_id=str(n)) for n, text in enumerate(hows)])
+    both = PENALTY_BITS["grammar"] | PENALTY_BITS["other_settings"]
+    assert collate(table).penalties.tolist() == [0, both, 0, PENALTY_BITS["grammar"], both]
+
+
+def test_what_a_writer_asks_for_as_a_constraint_is_known_to_take_tokens_away() -> None:
+    for name in CONSTRAINTS:
+        assert passes(recorded(json.dumps({name: 1})), support=True), name
+
+
+def test_the_bits_that_batches_have_always_had_keep_their_numbers() -> None:
+    names = [
+        "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens",
+        "grammar", "not_honoured", "unrecorded", "other_settings",
+    ]  # fmt: skip
+    assert {name: 1 << bit for bit, name in enumerate(names)} == PENALTY_BITS

@@ -180,3 +180,83 @@ def test_an_answer_that_holds_anything_else_is_not(content: Any) -> None:
     again = {**ASK, "messages": [user("q"), {"role": "assistant", "content": content}, user("more")]}
     rows, _ = recorded((ASK, [chat([1, 2], [3, 4], "b")]), (again, [chat([1, 2, 7, 5], [6])]))
     assert len({row.rollout_id for row in rows}) == 2
+
+
+NO_IDS = [
+    (["3", "4"], r"token_ids[0]: wanted a token id, got '3'"), ([3, 4.5], "token_ids[1]: wanted a token id, got 4.5"),
+    ([True, 4], "token_ids[0]: wanted a token id, got True"), ([3, None], "token_ids[1]: wanted a token id, got None"),
+    ([[3, 4]], "token_ids[0]: wanted a token id, got [3, 4]"), ("34", "token_ids: wanted token ids, got text"),
+    ({"0": 3}, "token_ids: wanted a list of token ids, got dict"),
+    (3, "token_ids: wanted a list of token ids, got int"),
+    ([-1, 4], "token_ids: wanted token ids from 0 to 2147483647, got -1"),
+    ([3, 1 << 40], f"token_ids: wanted token ids from 0 to 2147483647, got {1 << 40}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("odd", "why"), NO_IDS)
+def test_a_reply_whose_ids_are_none_is_counted_and_told_with_what_stands_there(
+    odd: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, conversations = recorded((ASK, [chat([1, 2], [3, 4], token_ids=odd)]))
+    assert (rows, conversations.counts["not recorded"]) == ([], 1)
+    assert conversations.last_not_recorded == f"a call was not recorded: choice 0: {why}"
+    assert conversations.last_not_recorded in caplog.messages
+
+
+@pytest.mark.parametrize(("odd", "why"), NO_IDS)
+def test_a_sample_whose_ids_are_none_costs_no_other(odd: Any, why: str) -> None:
+    reply = chat([1, 2], [3, 4], token_ids=odd)
+    reply["choices"].append({**chat([1, 2], [3, 4])["choices"][0], "index": 1})
+    (row,), conversations = recorded(({**ASK, "n": 2}, [reply]))
+    assert (row.tokens.tolist(), row.sample_index, row.ending) == ([1, 2, 3, 4], 1, "terminated")
+    assert conversations.last_not_recorded == f"one reply of a call was not recorded: choice 0: {why}"
+
+
+@pytest.mark.parametrize("counted", [[], COUNTED])
+@pytest.mark.parametrize(("odd", "why"), NO_IDS)
+def test_a_stream_is_recorded_up_to_ids_that_are_none(
+    odd: Any, why: str, counted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    held_back = {"choices": [{"index": 0, "delta": {}, "token_ids": odd}]}
+    (row,), conversations = recorded((ASK, [*PARTS[:2], held_back, *PARTS[2:3], *counted]))
+    assert (row.tokens.tolist(), row.ending, row.ending_reason) == ([1, 2, 3], "aborted", "engine_abort")
+    assert conversations.counts["cut"] == 1
+    assert f"a stream is recorded up to a hole: choice 0: {why}" in caplog.messages
+
+
+def test_ids_that_are_none_end_no_other_sample_of_a_stream() -> None:
+    def of(index: int, *parts: Any) -> list[Any]:
+        return [{**one, "choices": [{**one["choices"][0], "index": index}]} for one in parts]
+
+    odd = part(["4"], "b")
+    rows, conversations = recorded(
+        ({**ASK, "n": 2}, [*of(0, *PARTS[:2]), *of(1, *PARTS[:2]), *of(0, odd), *of(1, *PARTS[2:]), *of(0, *PARTS[2:])])
+    )
+    assert [(row.tokens.tolist(), row.ending) for row in rows] == [
+        ([1, 2, 3], "aborted"),
+        ([1, 2, 3, 4, 5], "terminated"),
+    ]
+    assert conversations.counts["cut"] == 1
+
+
+def test_a_stream_of_which_all_ids_are_none_is_no_rollout_that_drew_nothing() -> None:
+    parts = [PARTS[0], {"choices": [{"index": 0, "delta": {}, "token_ids": ["3"]}]}]
+    rows, conversations = recorded((ASK, parts))
+    assert (rows, conversations.counts["not recorded"]) == ([], 1)
+    assert "token_ids[0]: wanted a token id, got '3'" in str(conversations.last_not_recorded)
+
+
+def test_whole_numbers_with_a_point_are_the_ids_that_they_are() -> None:
+    reply = {**chat([1, 2], [3, 4], token_ids=[3.0, 4]), "prompt_token_ids": [1.0, 2.0]}
+    (row,), _ = recorded((ASK, [reply]))
+    assert (row.tokens.tolist(), row.logprobs.to_list(), row.metadata) == ([1, 2, 3, 4], [-0.25, -0.25], None)
+    (row,), _ = recorded((ASK, [*PARTS[:2], part([4.0], "b"), PARTS[3]]))
+    assert (row.tokens.tolist(), row.logprobs.to_list()) == ([1, 2, 3, 4, 5], [-0.5] * 3)
+
+
+@pytest.mark.parametrize("odd", [["1", "2"], [1.5], [True], "12", {"a": 1}])
+def test_a_prompt_whose_ids_are_none_is_told_with_what_stands_there(odd: Any) -> None:
+    rows, conversations = recorded((ASK, [{**chat([1, 2], [3, 4]), "prompt_token_ids": odd}]))
+    assert (rows, conversations.counts["not recorded"]) == ([], 1)
+    assert "prompt_token_ids" in str(conversations.last_not_recorded)
+    assert "wanted" in str(conversations.last_not_recorded)

@@ -11,7 +11,7 @@ from rollstore.cli import app
 from rollstore.schema.rollouts import SEGMENT_CAUSES
 from rollstore.writers.gateway.asking import PATHS
 from rollstore.writers.gateway.columns import Columns
-from rollstore.writers.gateway.proxy import COLUMNS, NAME
+from rollstore.writers.gateway.upstream import COLUMNS, NAME
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "gateway.md").read_text(encoding="utf-8")
 

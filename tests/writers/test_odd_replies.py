@@ -264,3 +264,15 @@ def test_an_encoder_decoders_sequences_are_no_prompt_and_reply() -> None:
     kind = type("GenerateEncoderDecoderOutput", (SimpleNamespace,), {})
     with pytest.raises(ValueError, match="encoder-decoder"):
         transformers.replies(kind(sequences=None), {}, attention_mask=[[1]])
+
+
+NO_IDS = [([True, 4], r"\[0\]: wanted a token id, got True"), ([3, 0.5], r"\[1\]: wanted a token id, got 0.5")]
+
+
+@pytest.mark.parametrize(("odd", "shown"), NO_IDS)
+def test_a_value_that_counts_as_a_number_is_no_id_of_a_prompt(odd: Any, shown: str) -> None:
+    said = {"output_ids": [9], "meta_info": {}}
+    with pytest.raises(ValueError, match=f"input_ids{shown}"):
+        sglang.rollouts(said, {"input_ids": odd})
+    with pytest.raises(ValueError, match=f"prompt{shown}"):
+        llamacpp.rollouts({"tokens": [9], "stop_type": "eos"}, odd)

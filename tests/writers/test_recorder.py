@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 import rollstore
 from rollstore import Flag, Heads, Rollout, Sampler, SchemaError
 from rollstore.schema import to_table
+from rollstore.writers import recorder, refusals
 from rollstore.writers.recorder import Recorder
 from rollstore.writers.uuid7 import uuid7
 
@@ -196,6 +198,51 @@ def test_what_the_schema_would_refuse_of_an_observation_is_refused_at_once(wrong
         rollout.end("terminated")
     to_table(kept.rows)
     assert [(s.start, s.turn) for s in kept.rows[0].spans or ()] == [(0, 0), (1, 0), (2, 1)]
+
+
+def refusal(what: dict[str, Any], *, warm: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is said of an act, the first of its kind or one that differs in this alone from one that was taken."""
+    monkeypatch.setattr(recorder, "TAKEN", refusals.Taken())
+    rollout = Recorder(Kept(), vocab_size=100)
+    plain = {"tokens": [2, 3], "cached_tokens": 1, "sampler": Sampler(temperature=1.0, top_k=1)}
+    rollout.observe([1], role="user")
+    if warm:
+        rollout.act(**plain)
+    with pytest.raises((ValueError, TypeError)) as refused:
+        rollout.act(**{**plain, **what})
+    return str(refused.value)
+
+
+AS_GOOD_AS = {
+    "a count that is true": {"cached_tokens": True}, "a count that is a fraction": {"cached_tokens": 1.0},
+    "a setting that is true": {"sampler": Sampler(temperature=1.0, top_k=True)},
+    "a request that is none": {"request_id": 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [*REFUSED_ACTS.values(), *AS_GOOD_AS.values()], ids=[*REFUSED_ACTS, *AS_GOOD_AS])
+def test_what_is_refused_of_a_first_turn_is_refused_of_a_later_one_in_the_same_words(
+    what: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, later = (refusal(what, warm=warm, monkeypatch=monkeypatch) for warm in (False, True))
+    assert first == later
+
+
+def test_a_turn_like_one_before_it_is_looked_at_for_its_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[dict[str, Any]] = []
+    monkeypatch.setattr(recorder, "TAKEN", refusals.Taken(most=4))
+    monkeypatch.setattr(recorder, "require", lambda *_, **columns: looked.append(columns))
+    rollout = Recorder(Kept())
+    looked.clear()
+    for number in range(3):
+        rollout.observe([number], role="user", request_id=f"r{number}")
+        rollout.act([number], sampler=Sampler(temperature=1.0), request_id=f"r{number}")
+    assert [("spans" in columns, columns["action_mask"].tolist()) for columns in looked] == [
+        (True, [False]), (True, [True]), (False, [True]), (False, [True])
+    ]  # fmt: skip
+    for number in range(100):
+        recorder.TAKEN.add(number)
+    assert len(recorder.TAKEN) <= 4
 
 
 @pytest.mark.parametrize(

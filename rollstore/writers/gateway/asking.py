@@ -26,10 +26,12 @@ Fields = dict[str, msgspec.Raw]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request as it goes to the engine. `hidden`: fields of the reply that the client did not ask for."""
+    """A request as it goes to the engine. `hidden`: fields of the reply, and an event of a stream, that the client did
+    not ask for. `headers`: what goes with it beside the client's."""
 
     body: bytes
     hidden: frozenset[str]
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def asked(path: str, body: bytes, heads: int) -> Asked | None:
@@ -49,7 +51,7 @@ def asked(path: str, body: bytes, heads: int) -> Asked | None:
     hidden: set[str] = set()
     if not _true(fields, "return_token_ids"):
         fields["return_token_ids"] = TRUE
-        hidden |= {"token_ids", "prompt_token_ids"}
+        hidden |= {"token_ids", "response_token_ids", "prompt_token_ids"}
     chat = path.endswith(PATHS[0])
     if not (_true(fields, "logprobs") or _true(fields, "top_logprobs") if chat else _given(fields, "logprobs")):
         hidden.add("logprobs")
@@ -59,6 +61,29 @@ def asked(path: str, body: bytes, heads: int) -> Asked | None:
             if chat:
                 fields["top_logprobs"] = _number(heads)
     return Asked(body=msgspec.json.encode(fields) if hidden else body, hidden=frozenset(hidden))
+
+
+IN_THE_END = "sglext_ids"
+"""The event in which SGLang lists the ids of a whole stream, under `FRAMED`."""
+
+BESIDE = tuple((f"x-sglext-return-{name}-ids".encode(), b"1") for name in ("input", "output"))
+FRAMED = (b"x-sglext-ids-framed", b"1")
+
+
+def asked_beside(ask: Asked) -> Asked | None:
+    """The same for an engine that refuses `return_token_ids`, as SGLang (0.5.23) does in streamed chats.
+
+    It lists the ids at the end of the stream instead, in an event that can be told from the others and left out. None
+    where the gateway did not ask for ids, or it is no stream.
+    """
+    fields = msgspec.json.decode(ask.body, type=Fields)
+    if "token_ids" not in ask.hidden or not _true(fields, "stream"):
+        return None
+    del fields["return_token_ids"]
+    body = msgspec.json.encode(fields)
+    if any(_true(fields, f"return_{name}_ids_in_sglext") for name in ("input", "output")):
+        return Asked(body=body, hidden=ask.hidden, headers=BESIDE)  # the client has them where it wants them
+    return Asked(body=body, hidden=ask.hidden | {IN_THE_END}, headers=(*BESIDE, FRAMED))
 
 
 def shown(reply: bytes, hidden: frozenset[str]) -> bytes:
@@ -116,7 +141,9 @@ def payload(event: bytes) -> bytes:
 
 
 def shown_event(event: bytes, data: bytes, hidden: frozenset[str]) -> bytes:
-    """An event with the hidden fields of its data null. One without JSON keeps its bytes."""
+    """An event with the hidden fields of its data null; nothing of a hidden one. One without JSON keeps its bytes."""
+    if IN_THE_END in hidden and f"event: {IN_THE_END}".encode() in event.splitlines():
+        return b""
     visible = shown(data, hidden)
     if visible is data:
         return event

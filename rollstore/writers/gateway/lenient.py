@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from rollstore.schema.rules.heads import STAND_IN
 from rollstore.writers.gateway.asking import BOM
 from rollstore.writers.openai.body import Body, Choice, Entry, Logprobs, decode
+from rollstore.writers.reply import LARGEST_ID, ids
 
 EVERY = -1
 """Stands for all choices of a reply."""
@@ -25,34 +27,50 @@ Odd = Mapping[int, frozenset[str]]
 
 
 class Lenient(NamedTuple):
-    """A reply or a part of a stream, its JSON as everybody reads it, and what of it cannot be read."""
+    """A reply or a part of a stream, its JSON as everybody reads it, and what of it cannot be read.
+
+    no_ids: choice -> why what stands for the ids of its drawn tokens is none.
+    """
 
     body: Body
     data: bytes
     odd: Odd
+    no_ids: Mapping[int, str]
 
 
 BESIDE = ("finish_reason", "logprobs", "routed_experts", "sampling_mask", "weight_versions")
 """Fields of a choice that its tokens can be read without."""
+
+IDS = ("prompt_token_ids", "token_ids", "response_token_ids")
+
+UNREAD = {"logprobs": {"content": [{}]}}
+"""Stands for log-probs or ids that cannot be read, so that a part without ids is seen to have drawn."""
 
 _Kind = type[Body] | type[Choice] | type[Entry] | type[Logprobs]
 _COLUMNS = {"rank": "ranks", "top_logprobs": "heads"}
 
 
 def lenient(data: bytes) -> Lenient:
-    """A reply or a part of a stream. Raises ValueError where it is none, and where its ids are none."""
-    try:
-        return Lenient(decode(data), data, {})
-    except ValueError:
-        value, plain = _loaded(data)
+    """A reply or a part of a stream. Raises ValueError where it is none, and where the ids of its prompt are none.
+
+    Whole numbers that were written as 3.0 are ids.
+    """
+    body = None
+    with contextlib.suppress(ValueError):
+        body = decode(data)
+    if body is not None and all(_in_range(choice.token_ids) for choice in body.choices or ()):
+        return Lenient(body, data, {}, {})
+    value, plain = _loaded(data)
     odd: defaultdict[int, frozenset[str]] = defaultdict(frozenset)
+    no_ids: dict[int, str] = {}
     choices = value.get("choices")
     if isinstance(choices, list):
-        value = {**value, "choices": [_readable(choice, odd) for choice in choices]}
+        value = {**value, "choices": [_readable(choice, odd, no_ids) for choice in choices]}
+    value = {**value, "prompt_token_ids": _whole_numbers(value.get("prompt_token_ids"))}
     if not _is(value.get("mm_placeholders"), _type(Body, "mm_placeholders")):
         value = {**value, "mm_placeholders": None}
         odd[EVERY] |= {"mm_placeholders"}
-    return Lenient(decode(value), plain, odd)
+    return Lenient(decode(value), plain, odd, no_ids)
 
 
 def without(body: Body, choice: Choice, names: Iterable[str]) -> tuple[Body, Choice]:
@@ -73,12 +91,15 @@ def _loaded(data: bytes) -> tuple[dict[str, Any], bytes]:
     """(the object, its JSON): also of a text that not everybody takes for JSON. Raises ValueError where it is none."""
     try:
         value = msgspec.json.decode(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         text = data.removeprefix(BOM).decode(errors="replace")
-        value = _clean(json.loads(text, parse_float=_number, parse_constant=_number))
+        try:
+            value = _clean(json.loads(text, parse_float=_number, parse_constant=_number))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"reply: wanted JSON, got {len(data)} bytes that are none ({error})") from None
         data = msgspec.json.encode(value)
     if not isinstance(value, dict):
-        raise ValueError(f"wanted a JSON object, got {type(value).__name__}")  # noqa: TRY004  a reply, no argument
+        raise ValueError(f"reply: wanted an object, got {type(value).__name__}")  # noqa: TRY004  a reply, no argument
     return value, data
 
 
@@ -99,20 +120,38 @@ def _clean(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64 else value
 
 
-def _readable(choice: Any, odd: defaultdict[int, frozenset[str]]) -> Any:
+def _in_range(tokens: Sequence[int] | None) -> bool:
+    return not tokens or (min(tokens) >= 0 and max(tokens) <= LARGEST_ID)
+
+
+def _whole_numbers(value: Any) -> Any:
+    """A list in which numbers without a fraction are integers, as they are in JSON; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    listed: list[Any] = value
+    return [int(one) if isinstance(one, float) and one.is_integer() else one for one in listed]
+
+
+def _readable(choice: Any, odd: defaultdict[int, frozenset[str]], no_ids: dict[int, str]) -> Any:
     """A choice as far as it can be read; what cannot is noted."""
     if not isinstance(choice, dict) or not _is(choice.get("index", 0), int):
         return choice
-    fields: dict[str, Any] = choice
+    fields: dict[str, Any] = {**choice, **{name: _whole_numbers(choice.get(name)) for name in IDS}}
+    index: int = fields.get("index", 0)
+    for name in ("token_ids", "response_token_ids"):
+        try:
+            ids(name, () if fields[name] is None else fields[name])
+        except ValueError as error:
+            no_ids[index] = str(error)
+            return {"index": index, **UNREAD}
     names = {n for n in BESIDE if not _is(fields.get(n), _type(Choice, n))}
     made = {**fields, **dict.fromkeys(names)}
     if "logprobs" in names:
         found = _content(fields["logprobs"]) or _listed(fields["logprobs"])
-        # Something stands for log-probs that cannot be read, so that a part without ids is seen to have drawn.
-        made["logprobs"], more = found or ({"content": [{}]}, {"logprobs"})
+        made["logprobs"], more = found or (UNREAD["logprobs"], {"logprobs"})
         names = (names - {"logprobs"}) | more
     if names:
-        odd[fields.get("index", 0)] |= names
+        odd[index] |= names
     return made
 
 

@@ -62,7 +62,8 @@ async def _events(events: list[bytes], ask: Asked, record: Record, send: Send) -
         if data == b"[DONE]":
             await record.end()
         visible = shown_event(event, data, ask.hidden) if data and data != b"[DONE]" else event
-        await send({"type": "http.response.body", "body": visible, "more_body": True})
+        if visible:
+            await send({"type": "http.response.body", "body": visible, "more_body": True})
 
 
 async def pass_whole(response: httpx.Response, ask: Asked, record: Record, send: Send) -> None:

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from rollstore.errors import RollstoreError, WriteError
-from rollstore.writers.gateway.asgi import Endpoint, Receive, Scope, Send, body_of, left, passed, refuse, reply
+from rollstore.writers.gateway.asgi import Endpoint, Receive, Scope, Send, body_of, left, refuse, reply
 from rollstore.writers.gateway.asking import PATHS, UNRECORDED, Asked, asked
 from rollstore.writers.gateway.busy import Busy
 from rollstore.writers.gateway.call import End, Expire, Told, widened
@@ -24,15 +24,12 @@ from rollstore.writers.gateway.columns import columns, ended, weights
 from rollstore.writers.gateway.conversations import Conversations
 from rollstore.writers.gateway.passing import READABLE, encoding, is_stream, pass_raw, pass_stream, pass_whole
 from rollstore.writers.gateway.record import Record, Recorded
+from rollstore.writers.gateway.upstream import COLUMNS, NAME, Upstream
 from rollstore.writers.queued import PATIENCE_SECONDS, Queued
 from rollstore.writers.settings import samples
 
 LOG = logging.getLogger("rollstore")
 
-NAME, COLUMNS = b"x-rollstore-rollout", b"x-rollstore-columns"
-"""Headers by which a client names its rollout, and says what no engine knows. They are not passed on."""
-
-CONNECT_SECONDS = 10.0
 EXPIRE_SECONDS = 5.0
 
 REMEMBERED = 10_000
@@ -47,10 +44,9 @@ class Gateway:
     """
 
     def __init__(self, upstream: str, recording: Queued, conversations: Conversations, *, heads: int = 0) -> None:
-        self._base = _address(upstream)
+        self._upstream = Upstream(upstream)
         if heads < 0:
             raise ValueError(f"gateway: heads: wanted 0 or more, got {heads}")
-        self._path = self._base.raw_path.rstrip(b"/")
         self._recording, self._conversations, self._heads = recording, conversations, heads
         self._recorded = Recorded(recording, conversations)
         self._weights = conversations.weights
@@ -58,12 +54,6 @@ class Gateway:
         self._busy = Busy(conversations.clock)
         self._ends: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one end of a rollout at a time
         self._columns: OrderedDict[str, bytes] = OrderedDict()  # what was last said of each rollout
-        # The transport alone: redirects, cookies and credentials are the client's business, and cost time.
-        self._transport = httpx.AsyncHTTPTransport(
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-            verify=self._base.scheme == "https",  # certificates take a while to load
-        )
         self.application = Starlette(
             routes=[
                 Route("/rollstore/end", Endpoint(self._end), methods=["POST"]),
@@ -96,7 +86,7 @@ class Gateway:
             yield
         finally:
             timer.cancel()
-            await self._transport.aclose()
+            await self._upstream.close()
 
     async def _expire(self) -> None:
         while True:
@@ -266,25 +256,12 @@ class Gateway:
 
     async def _forward(self, scope: Scope, body: bytes, ask: Asked | None, record: Record | None, send: Send) -> None:
         """Send the request to the engine and its answer to the client, as it comes."""
-        raw = scope.get("raw_path") or scope["path"].encode()
-        query = b"?" + scope["query_string"] if scope["query_string"] else b""
-        headers = passed(scope["headers"], without=(b"host", b"content-length", NAME, COLUMNS))
-        if ask is not None:  # the reply is read here, so it has to be readable
-            headers = [(name, value) for name, value in headers if name != b"accept-encoding"]
-            headers.append((b"accept-encoding", b"identity"))
-        request = httpx.Request(
-            scope["method"],
-            self._base.copy_with(raw_path=self._path + raw + query),
-            headers=headers,
-            content=body,
-            extensions={"timeout": {"connect": CONNECT_SECONDS}},
-        )
         try:
-            response = await self._transport.handle_async_request(request)
+            response, ask = await self._upstream.send(scope, body, ask)
         except httpx.HTTPError as error:
             if record is not None:
                 record.leave("engine_abort")
-            await refuse(send, 502, f"upstream {_without_secret(self._base)}: {str(error) or type(error).__name__}")
+            await refuse(send, 502, f"upstream {self._upstream}: {str(error) or type(error).__name__}")
             return
         try:
             if ask is None or record is None:
@@ -301,28 +278,3 @@ class Gateway:
                 await pass_whole(response, ask, record, send)
         finally:
             await response.aclose()
-
-
-def _address(upstream: str) -> httpx.URL:
-    """The address of an engine. Raises ValueError on anything that would not reach it; what is secret is not shown."""
-    try:
-        url = httpx.URL(upstream)
-    except httpx.InvalidURL as error:
-        raise ValueError(f"gateway: upstream: wanted an http or https address, got none: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"gateway: upstream: wanted an http or https address, got {_without_secret(url)}")
-    if url.userinfo:
-        raise ValueError(
-            f"gateway: upstream: wanted {_without_secret(url)} without a user and password before it: clients send an "
-            "authorization header, which is passed on"
-        )
-    if "?" in upstream or "#" in upstream:
-        raise ValueError(
-            f"gateway: upstream: wanted {_without_secret(url)} without what follows ? or #: clients send their own "
-            "query, which is passed on"
-        )
-    return url
-
-
-def _without_secret(url: httpx.URL) -> str:
-    return str(url.copy_with(userinfo=b"", query=None, fragment=None))

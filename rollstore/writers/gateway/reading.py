@@ -16,6 +16,7 @@ from rollstore.writers.gateway.lenient import ALIKE, BOM, EVERY, Lenient, Odd, l
 from rollstore.writers.openai import Server
 from rollstore.writers.openai.body import Body, Choice, completion_tokens
 from rollstore.writers.openai.choices import checked, reply_of
+from rollstore.writers.openai.spellings import unified
 from rollstore.writers.openai.stream import pieces
 from rollstore.writers.reply import Reply
 from rollstore.writers.settings import samples
@@ -82,7 +83,7 @@ def read(call: Call, server: Server, number: Number) -> Read:
     damaged or has text without ids, unless the usage counts exactly the ids that came.
     """
     request = msgspec.json.decode(call.request)
-    whole, broken, cut, odd, read_parts = _whole(call)
+    whole, broken, cut, odd, no_ids, read_parts = _whole(call)
     if cut is not None or broken:
         whole = _nothing_drawn_yet(whole)
     known = call.server or server
@@ -95,6 +96,9 @@ def read(call: Call, server: Server, number: Number) -> Read:
         prompt = choice.index // count
         if prompt not in groups:
             groups[prompt] = derived(call.mark, f"group {len(groups)}") if call.mark else uuid7()
+        if choice.index in no_ids and not choice.token_ids:
+            lost.append(f"choice {choice.index}: {no_ids[choice.index]}")
+            continue
         try:
             names = odd.get(choice.index, frozenset()) | odd.get(EVERY, frozenset())
             reply, left_out = _reply(whole, choice, names, request, known, number, groups[prompt])
@@ -110,17 +114,19 @@ def read(call: Call, server: Server, number: Number) -> Read:
     if not drawn:
         raise ValueError("; ".join(lost))
     for index, why in broken.items():
-        LOG.warning("a stream is recorded up to a hole: choice %d: %s", index, why)
+        LOG.warning("a stream is recorded up to a hole: choice %d: %s", index, no_ids.get(index, why))
     return Read(drawn, lost, cut is not None or bool(broken))
 
 
 class Whole(NamedTuple):
-    """The reply of a call. broken: choices that end before a hole. cut: why it ended early. parts: its JSON."""
+    """The reply of a call. broken: choices that end before a hole. cut: why it ended early. no_ids: choices of which
+    some ids are none, and why. parts: its JSON."""
 
     body: Body
     broken: dict[int, str]
     cut: str | None
     odd: Odd
+    no_ids: Mapping[int, str]
     parts: Sequence[bytes]
 
 
@@ -128,7 +134,7 @@ def _whole(call: Call) -> Whole:
     """Raises ValueError where there is no reply."""
     found: list[Lenient] = []
     signs = 0
-    damaged: int | None = None
+    damaged: tuple[int, Exception] | None = None
     for part in call.parts:
         if not part.removeprefix(BOM).lstrip().startswith(b"{"):
             signs += 1  # of life: a stream may hold anything beside its parts
@@ -137,22 +143,26 @@ def _whole(call: Call) -> Whole:
             found.append(lenient(part))
         except (ValueError, RecursionError) as error:
             if len(call.parts) == 1:
-                raise ValueError(f"wanted a reply, got {error}") from error
-            damaged = len(found) if damaged is None else damaged
+                raise
+            damaged = damaged or (len(found), error)
     if damaged is not None and not _counted([one.body for one in found]):
-        LOG.warning("a stream is recorded up to a damaged part, the %d. of %d", damaged + 1, len(call.parts))
-        found, signs = found[:damaged], signs + 1
+        before, why = damaged
+        found, signs = found[:before], signs + 1
         if not any(choice.token_ids for one in found for choice in one.body.choices or ()):
-            raise ValueError("wanted a stream with ids, got one that is damaged before the first of them")
+            raise ValueError(f"wanted a stream with ids, got one that is damaged before the first of them: {why}")
+        LOG.warning("a stream is recorded up to a damaged part, the %d. of %d: %s", before + 1, len(call.parts), why)
     raw = [one.data for one in found]
     failed = next((error for error in map(_error, raw) if error is not None), None)
     whole, broken = (found[0].body, {}) if len(found) == 1 else pieces([one.body for one in found])
+    whole = unified(whole)
     if not whole.choices:
         raise ValueError(f"wanted a reply, got none ({_why(call, failed)})")
     odd: defaultdict[int, frozenset[str]] = defaultdict(frozenset)
     for index, names in (item for one in found for item in one.odd.items()):
         odd[index] |= names
-    return Whole(whole, broken, call.cut or ("engine_abort" if failed is not None or signs else None), odd, raw)
+    no_ids = {index: why for one in reversed(found) for index, why in one.no_ids.items()}
+    cut = call.cut or ("engine_abort" if failed is not None or signs else None)
+    return Whole(whole, broken, cut, odd, no_ids, raw)
 
 
 def _why(call: Call, failed: str | None) -> str:

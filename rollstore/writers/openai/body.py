@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from rollstore.writers.decoding import loaded, shaped_as
+
 
 class Entry(msgspec.Struct, frozen=True):
     """One listed token: text or `token_id:N` in `token`, or an id."""
@@ -54,7 +56,9 @@ class Choice(msgspec.Struct, frozen=True):
     stop_reason: Any = None
     matched_stop: Any = None
     token_ids: tuple[int, ...] | None = None
+    response_token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    meta_info: Any = None
     logprobs: Logprobs | None = None
     routed_experts: str | None = None
     sampling_mask: tuple[tuple[int, ...], ...] | None = None
@@ -100,13 +104,29 @@ class Body(msgspec.Struct, frozen=True):
     system_fingerprint: Any = None
     usage: Any = None
     metadata: Any = None
+    sglext: Any = None
     mm_placeholders: dict[str, tuple[Placeholder, ...]] | None = None
 
 
 def decode(body: bytes | str | Mapping[str, Any]) -> Body:
-    """A reply or a part of a stream. Raises ValueError (msgspec.ValidationError) on what is none."""
-    found = msgspec.json.decode(body, type=Body) if isinstance(body, bytes | str) else msgspec.convert(body, Body)
-    return msgspec.structs.replace(found, choices=()) if found.choices is None else found
+    """A reply or a part of a stream. Raises ValueError with the place that does not fit."""
+    try:
+        found = msgspec.json.decode(body, type=Body) if isinstance(body, bytes | str) else msgspec.convert(body, Body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = shaped_as(Body, loaded(body))  # to say where, in the words of all engines
+    choices = found.choices or ()
+    if found.choices is None or any(choice.response_token_ids is not None for choice in choices):
+        return msgspec.structs.replace(found, choices=tuple(map(_by_one_name, choices)))
+    return found
+
+
+def _by_one_name(choice: Choice) -> Choice:
+    """A choice whose ids stand under either name, under the one that all others look at."""
+    said, other = choice.token_ids, choice.response_token_ids
+    if said is not None and other is not None and said != other:
+        where = f"reply: choices: choice {choice.index}: token_ids and response_token_ids"
+        raise ValueError(f"{where}: wanted the same ids of both, got {len(said)} and {len(other)} that differ")
+    return msgspec.structs.replace(choice, token_ids=other if said is None else said, response_token_ids=None)
 
 
 def distinct(choices: Sequence[Choice]) -> None:

@@ -26,6 +26,7 @@ from rollstore.writers.openai.body import (
     text,
 )
 from rollstore.writers.openai.listed import logprobs
+from rollstore.writers.openai.spellings import unified
 from rollstore.writers.reply import (
     Place,
     Reply,
@@ -120,7 +121,7 @@ def replies(
 ) -> list[Reply]:
     """The choices of a reply to a `request` (its JSON). Raises ValueError where ids are missing or lengths differ."""
     known = server or Server()
-    whole = body if isinstance(body, Body) else decode(body)
+    whole = unified(body if isinstance(body, Body) else decode(body))
     checked(whole, request, known)
     groups: defaultdict[int, str] = defaultdict(uuid7)  # a group for each prompt
     count = samples(request)

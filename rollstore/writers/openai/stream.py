@@ -59,6 +59,7 @@ def pieces(parts: Sequence[Body]) -> Pieces:
         choices=whole,
         usage=usage,
         metadata=_said(reversed(parts), "metadata"),
+        sglext={name: value for part in parts if isinstance(part.sglext, dict) for name, value in part.sglext.items()},
         **{name: _said(parts, name) for name in once},
     )
     return Pieces(body, {index: f"part {at} has text and no token ids" for index, at in holes.items()})
