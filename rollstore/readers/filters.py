@@ -19,6 +19,8 @@ from rollstore.store.where import check_where
 Bools = npt.NDArray[np.bool_]
 OTHERS = tuple(name for name in TABLES if name != "rollouts")
 USE = ("train_run", "train_step", "epoch")
+NUMBER = "*"
+"""A column that counts rows: no column of a table has such a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,20 @@ def check_named(name: str, which: pc.Expression, snapshot: Snapshot, table: str)
         check_where(which, snapshot.schema(table), table)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {str(error).removeprefix('where: ')}") from None
+
+
+def answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
+    """Whether a condition keeps each row, or the error it ends in there. rows: with a column `NUMBER` that counts them.
+
+    Raises MemoryError. An error says nothing of the row it is about, so halves are asked apart until it is alone.
+    """
+    try:
+        return pc.is_in(rows[NUMBER], value_set=rows.filter(where)[NUMBER]).to_pylist()
+    except MemoryError:
+        raise
+    except Exception as error:  # a function of the caller's in the filter raises anything
+        half = rows.num_rows // 2
+        return [error] if not half else answers(rows.slice(0, half), where) + answers(rows.slice(half), where)
 
 
 def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bools:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError
-from rollstore.readers.filters import Filters, by_others, check_scalar
+from rollstore.readers.filters import NUMBER, Filters, answers, by_others, check_scalar
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
 from rollstore.readers.rows import PLACE, Reader
@@ -150,9 +150,18 @@ def _kept(reader: Reader, rows: pa.Table, rollout: Ints, last: Ints, where: pc.E
     for name in [name for name in _VERSIONS if name in rows.column_names]:
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, _of_all_segments(reader, rows, rollout, len(last), name))
+    numbered = table.append_column(NUMBER, pa.array(np.arange(len(last))))
+    try:
+        chosen = numbered.filter(where)[NUMBER].to_numpy()
+    except MemoryError:
+        raise
+    except Exception as error:  # a function of the caller's in the filter raises anything
+        failing = [row for row, answer in enumerate(answers(numbered, where)) if isinstance(answer, Exception)]
+        named = ", ".join(repr(table["rollout_id"][row].as_py()) for row in failing[:8])
+        more = f" and {len(failing) - 8} more" if len(failing) > 8 else ""
+        raise ValueError(f"where: {where} fails on rollouts {named}{more}: {error}") from error
     kept = np.zeros(len(last), bool)
-    numbered = table.append_column("number", pa.array(np.arange(len(last))))
-    kept[numbered.filter(where)["number"].to_numpy()] = True
+    kept[chosen] = True
     return kept
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.errors import RollstoreError
+from rollstore.readers.filters import NUMBER, answers
 from rollstore.store.lookup import content
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -26,7 +27,6 @@ NEEDED = (
 _ROWS, _BYTES = 256, 1 << 22
 """A batch of either is large enough."""
 
-_NUMBER = "*"
 """A column that no table of a store has."""
 
 
@@ -254,7 +254,7 @@ def kept(rollouts: Sequence[Rollout], where: pc.Expression, names: Sequence[str]
     of all. names: the columns that the filter looks at. Raises MemoryError."""
     if not rollouts:
         return []
-    table = pa.table({_NUMBER: pa.array(np.arange(len(rollouts)))})
+    table = pa.table({NUMBER: pa.array(np.arange(len(rollouts)))})
     for name, column in zip(names, gather([one.last for one in rollouts], names).columns if names else (), strict=True):
         table = table.append_column(name, column)
     for name, versions in (
@@ -263,15 +263,4 @@ def kept(rollouts: Sequence[Rollout], where: pc.Expression, names: Sequence[str]
     ):
         if name in names:
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(versions, pa.int64()))
-    return _answers(table, where)
-
-
-def _answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
-    """An error says nothing of the row it is about, so halves are asked apart until it is alone."""
-    try:
-        return pc.is_in(rows[_NUMBER], value_set=rows.filter(where)[_NUMBER]).to_pylist()
-    except MemoryError:
-        raise
-    except Exception as error:  # a function of the caller's in the filter raises anything
-        half = rows.num_rows // 2
-        return [error] if not half else _answers(rows.slice(0, half), where) + _answers(rows.slice(half), where)
+    return answers(table, where)

@@ -40,6 +40,13 @@ def test_a_filter_may_look_at_metadata_and_at_the_callers_own_columns(store: Sto
     assert loaded(store, where=pc.field("x_level") >= 5) == ["b", "c"]
 
 
+def test_a_filter_that_fails_on_some_rollouts_names_them_and_the_rule(store: Store) -> None:
+    write(store, *[rollout(n, metadata={"level": "hard" if n in "bd" else "3"}) for n in "abcd"])
+    level = pc.map_lookup(pc.field("metadata"), pa.scalar("level"), "first").cast("int64")
+    with pytest.raises(ValueError, match=r"^where: .*level.* fails on rollouts 'b', 'd': Failed to parse"):
+        loaded(store, where=level > 2)
+
+
 def test_a_filter_on_metadata_stands_beside_rows_that_were_written_twice(store: Store) -> None:
     for _ in range(2):
         write(store, rollout("a", metadata={"split": "train"}), rollout("b", metadata={"split": "test"}))
