@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 from rollstore.errors import CorruptionError, StoreError
 from rollstore.store import frame
 from rollstore.store.ahead import ahead
-from rollstore.store.batching import BATCH_BYTES
+from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.claims import check_rows
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.journal import JournalView
@@ -27,7 +27,7 @@ _checked: set[tuple[str, int, float]] = set()
 """(path, bytes, time of change) of the parts whose every byte this process has checked. Parts never change and names
 are never used again; size and time catch a file that was changed all the same."""
 
-_RUN = 16
+_RUN, _RUN_OF_SCALARS = 16, 256
 """Batches of a part that are read at one go, by one of several threads."""
 
 
@@ -101,10 +101,11 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
 
     def _batches(self, parts: list[Part], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of some parts, then those held, in these columns."""
+        most = _RUN if any(pa.types.is_nested(field.type) for field in schema) else _RUN_OF_SCALARS
         runs = [
-            (part, range(first, min(first + _RUN, part.batch_count)))
+            (part, range(first, min(first + most, part.batch_count)))
             for part in parts
-            for first in range(0, part.batch_count, _RUN)
+            for first in range(0, part.batch_count, most)
         ]
         read = partial(self._run, schema)
         for batches in ahead(read, runs) if len(runs) > 1 else map(read, runs):
@@ -113,7 +114,7 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
             yield batch.select(schema.names).replace_schema_metadata(schema.metadata)
 
     def _run(self, schema: pa.Schema, run: tuple[Part, range]) -> list[pa.RecordBatch]:
-        """Neighbouring batches of a part; few bytes as one batch: each costs as much again with whoever takes it."""
+        """Neighbouring batches of a part; those of single values joined: each costs as much again with who takes it."""
         part, numbers = run
         if self._local:
             file = opened(part, schema.names)
@@ -124,8 +125,8 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
                 batches = [part.batch(number, schema.names, handle) for number in numbers]
             finally:
                 handle.close()
-        if sum(batch.nbytes for batch in batches) <= BATCH_BYTES:
-            batches = [pa.concat_batches(batches)]
+        if not any(pa.types.is_nested(field.type) for field in schema):
+            batches = filled(batches, BATCH_BYTES)
         return [fit(batch, schema, self._table) for batch in batches]
 
 
