@@ -18,6 +18,7 @@ from rollstore.store import frame
 from rollstore.store.ahead import ahead
 from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.claims import check_rows
+from rollstore.store.distant import expect
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
@@ -107,6 +108,7 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
             for part in parts
             for first in range(0, part.batch_count, most)
         ]
+        expect(self.snapshot.filesystem, [part.file for part in parts])
         read = partial(self._run, schema)
         for batches in ahead(read, runs) if len(runs) > 1 else map(read, runs):
             yield from batches

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from rollstore.readers.arrow import batch_of, check, opened
 from rollstore.readers.order import Ints
+from rollstore.store.distant import expect
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
@@ -36,6 +37,7 @@ class Reader:
     def __init__(self, snapshot: Snapshot, table: str = TABLE) -> None:
         self.table = table
         self.schema = snapshot.schema(table)
+        self._filesystem = snapshot.filesystem
         self._sources: list[Part | JournalView | Held] = [*snapshot.parts(table), *snapshot.views(table)]
         self._first = np.cumsum([0, *(source.batch_count for source in self._sources)])
         """number of the first batch of each source, counted over all"""
@@ -52,7 +54,11 @@ class Reader:
 
     def index(self, columns: Sequence[str], lengths: str | None = "action_mask") -> pa.Table:
         """Every row: the columns named, `place` int64, and `tokens_length` int64: how long the list `lengths` is."""
-        check(source for source in self._sources if isinstance(source, Part))
+        parts = [source for source in self._sources if isinstance(source, Part)]
+        if isinstance(self._filesystem, LocalFilesystem):
+            check(parts)
+        else:  # read whole, and each batch checked as it is
+            expect(self._filesystem, [part.file for part in parts])
         wanted = list(dict.fromkeys(columns))
         read = [*wanted, *([] if lengths is None or lengths in wanted else [lengths])]
         batches = [(number, self._decode(number, tuple(read))) for number in range(int(self._first[-1]))]

@@ -14,17 +14,17 @@ _R = TypeVar("_R")
 _THREADS = min(8, os.cpu_count() or 1)
 
 
-def ahead(work: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
+def ahead(work: Callable[[_T], _R], items: Iterable[_T], threads: int = _THREADS) -> Iterator[_R]:
     """`work` of each item, in their order; at most twice as many as there are threads are under way or waiting.
 
     `items` is advanced by the caller's thread alone. What `work` raises is raised where its result would have stood.
     """
     waiting: deque[Future[_R]] = deque()
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rollstore-ahead")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="rollstore-ahead")
     try:
         for item in items:
             waiting.append(pool.submit(work, item))
-            if len(waiting) > 2 * _THREADS:
+            if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -11,11 +11,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, count
 from typing import Any
 
 from rollstore.errors import CorruptionError, StoreError
 from rollstore.schema import TABLES
 from rollstore.store import document
+from rollstore.store.distant import Distant, at_once
 from rollstore.store.filesystem import Filesystem, read_file
 from rollstore.store.names import PART, stem
 from rollstore.store.part import FORMAT, check_version
@@ -60,18 +62,20 @@ def entry(number: int) -> str:
     return f"{FOLDER}/{number:010d}.json"
 
 
-def read_log(filesystem: Filesystem, known: Log | None = None, *, whole: bool = False) -> Log:
+def read_log(
+    filesystem: Filesystem, known: Log | None = None, listed: list[str] | None = None, *, whole: bool = False
+) -> Log:
     """The log up to its end; `known`, an earlier state, saves reading its entries again.
 
-    With `whole` every entry is read, also those that a checkpoint sums up.
-    Raises CorruptionError where an entry is damaged, or missing before another.
+    `listed` are the names in its folder, where the caller has just looked. With `whole` every entry is read, also those
+    that a checkpoint sums up. Raises CorruptionError where an entry is damaged, or missing before another.
     """
     if known is not None and known.number:
         return _read_on(filesystem, known)
     # Listed before it is read: entries are never removed, so every one that is listed must be met on the way.
-    names = filesystem.list(FOLDER)
-    log = _read_on(filesystem, (None if whole else _checkpoint(filesystem, names)) or Log())
-    last = max((int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))), default=0)
+    names = filesystem.list(FOLDER) if listed is None else listed
+    last = _newest(names)
+    log = _read_on(filesystem, (None if whole else _checkpoint(filesystem, names)) or Log(), last)
     if last > log.number:
         raise CorruptionError(
             f"{entry(log.number + 1)}: wanted an entry of the log, got none, and {entry(last)} is there"
@@ -79,16 +83,44 @@ def read_log(filesystem: Filesystem, known: Log | None = None, *, whole: bool = 
     return log
 
 
-def _read_on(filesystem: Filesystem, log: Log) -> Log:
-    while True:
-        path = entry(log.number + 1)
+def reached(filesystem: Filesystem, known: Log | None) -> tuple[Log | None, int, list[str] | None]:
+    """An entry up to which the log will have been read whatever comes: (log so far, its number, names where listed).
+
+    The last one; at a distant place the last that is known or, where none is, listed: a look for another is a request.
+    """
+    if isinstance(filesystem, Distant):
+        if known is not None:
+            return known, known.number, None
+        names = filesystem.list(FOLDER)
+        return None, _newest(names), names
+    log = read_log(filesystem, known)
+    return log, log.number, None
+
+
+def _newest(names: list[str]) -> int:
+    """The number of the last entry that is listed, 0 where there is none."""
+    return max((int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))), default=0)
+
+
+def _read_on(filesystem: Filesystem, log: Log, last: int = 0) -> Log:
+    """The log from an earlier state to its end; where entries up to `last` were listed, it most often ends there."""
+
+    def content(number: int) -> bytes | None:
+        path = entry(number)
         try:
-            data = read_file(filesystem, path)
+            return read_file(filesystem, path)
         except FileNotFoundError:
-            return log
+            return None
         except IsADirectoryError as error:
             raise StoreError(f"{filesystem.locate(path)}: wanted an entry of the log, got a folder") from error
+
+    following = log.number + 1
+    known = range(following, last + 2 if last >= following else following)
+    contents = chain(at_once(filesystem, content, known), map(content, count(known.stop)))
+    while (data := next(contents)) is not None:
+        path = entry(log.number + 1)
         log = _applied(log, _read(data, path), path)
+    return log
 
 
 def append(filesystem: Filesystem, log: Log, commit: Commit) -> Log | None:

@@ -26,6 +26,7 @@ import xxhash
 from rollstore.errors import CorruptionError
 from rollstore.schema.lazy import lazy
 from rollstore.store.derived import load_derived, save_derived
+from rollstore.store.distant import expect
 from rollstore.store.filesystem import Filesystem
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
@@ -200,14 +201,17 @@ class Index:
             view.name: self._journals[view.name] for view in snapshot.journals if view.name in self._journals
         }
         read: list[tuple[str, list[pa.RecordBatch]]] = []
-        for part in snapshot.parts(TABLE):
-            if part.name in self._covered:
-                continue
+        damaged: dict[str, tuple[Part, CorruptionError]] = {}
+        parts = [part for part in snapshot.parts(TABLE) if part.name not in self._covered]
+        expect(self._filesystem, [part.file for part in parts])
+        for part in parts:
             try:
                 read.append((part.name, list(part.batches(KEY))))
             except CorruptionError as error:
-                self._damaged[part.name] = (part, error)
-            self._covered.add(part.name)
+                damaged[part.name] = (part, error)
+        # All of them or, where reading ended in an error, none: what is covered and in no segment is never found.
+        self._damaged |= damaged
+        self._covered |= {part.name for part in parts}
         if read:
             self._segments.append(_segment(read))
             self._merge(self._segments, set(snapshot.names[TABLE]))

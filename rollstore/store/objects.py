@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import fsspec
@@ -19,6 +19,7 @@ from fsspec.dircache import DirCache
 
 from rollstore.errors import RemoteError, StoreError
 from rollstore.store import frame
+from rollstore.store.names import STAGED
 
 _T = TypeVar("_T")
 
@@ -33,6 +34,8 @@ _WHOLE = _CREATES | {"memory"}
 _UNFIT = frozenset({"http", "https"})
 _DOCUMENT = 1 << 20  # bytes asked for without knowing how long a document is
 _COMPARED = 1 << 20  # bytes up to which two files are compared whole
+_AT_ONCE = 32  # requests of threads
+_CONNECTIONS = 64  # of one process: the implementation itself may ask for several files at once
 _FINAL = (
     PermissionError, NotImplementedError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, LookupError,
     AttributeError,
@@ -44,6 +47,16 @@ class Gone(StoreError, FileNotFoundError):
     """A file that was listed and is there no more."""
 
     __str__ = Exception.__str__
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in a listing: its bytes, and where the listing tells, the time of its last change (seconds since 1970, by
+    the server's clock) and a tag that is another for other contents."""
+
+    size: int
+    modified: float | None = None
+    tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,18 +116,17 @@ class Objects:
         return f"{self.url}/{path}"
 
     def puts_if_absent(self) -> bool:
-        """Whether the server itself refuses a name that is taken. Asked once, with a file that is deleted again."""
+        """Whether the server itself refuses a name that is taken. Asked once, with a file that stays there."""
         if self._creates is None:
-            path = f"staging/probe-{secrets.token_hex(16)}"
+            path = f"staging/probe{STAGED}"  # in a copy of the store, which has its staging here, it is swept up
             try:
                 self._ask("upload", path, lambda fs, full: fs.pipe_file(full, b"probe", mode="create"))
                 self._ask("upload", path, lambda fs, full: fs.pipe_file(full, b"probe", mode="create"))
-                self._creates = False  # the second one took the first one's place
+                self._creates = False  # the second one took the place of the first, and of those of other processes
             except FileExistsError:
                 self._creates = True
             except FileNotFoundError as error:
                 raise RemoteError(f"{self.url}: wanted a place to write to, got none: {_said(error)}") from error
-            self.delete(path)
         return self._creates
 
     def put(self, path: str, data: bytes) -> None:
@@ -207,25 +219,27 @@ class Objects:
             return data
         return data + self.read(path, len(data), size)
 
-    def list(self, folder: str) -> dict[str, int]:
-        """Bytes of each file in a folder, by name, in order of name."""
+    def list(self, folder: str) -> dict[str, Entry]:
+        """The files in a folder, by name, in order of name."""
 
-        def request(fs: Any, full: str) -> dict[str, int]:
+        def request(fs: Any, full: str) -> dict[str, Entry]:
             try:
-                entries: list[dict[str, Any]] = fs.ls(full.rstrip("/"), detail=True)
+                if folder and _is_s3fs(fs):  # its `ls` of a folder without files lists the one above as well
+                    entries = [*fs.find(full.removesuffix(f"/{folder}"), prefix=f"{folder}/", detail=True).values()]
+                else:
+                    entries = fs.ls(full.rstrip("/"), detail=True)
             except FileNotFoundError:
                 return {}
             inside = full.strip("/") + "/"
             names = ((str(entry["name"]).lstrip("/"), entry) for entry in entries if entry["type"] == "file")
-            found = {name.removeprefix(inside): int(e["size"]) for name, e in names if name.startswith(inside)}
+            found = {name.removeprefix(inside): _entry(e) for name, e in names if name.startswith(inside)}
             return {name: found[name] for name in sorted(found) if name and "/" not in name}
 
         return self._ask("list", folder, request)
 
     def modified(self, path: str) -> float:
         """Time of the last change by the server's clock, seconds since 1970."""
-        time_ = self._ask("look up", path, lambda fs, full: fs.modified(full))
-        return (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)).timestamp()
+        return _seconds(self._ask("look up", path, lambda fs, full: fs.modified(full)))
 
     def clock(self) -> float:
         """The server's time now, read off a fresh file. Servers tell whole seconds: this is the end of that one."""
@@ -272,11 +286,21 @@ class Objects:
         finally:
             failed = None  # it holds this frame: a circle would keep files of the callers open
 
+    def threads(self) -> int:
+        """How many threads may ask at once: one where the implementation may be a conversation over one connection.
+
+        Connects: threads of a forked child that come at once would each make a connection of their own.
+        """
+        return _AT_ONCE if getattr(self._connected()[0], "async_impl", False) else 1
+
     def _connected(self) -> tuple[Any, str]:
         """fsspec's file system and the root in it; a process makes its own, since connections cannot be shared."""
         if self._connection is None or self._connection[0] != os.getpid():
             try:
-                options = {**self._options, "skip_instance_cache": True}
+                options: dict[str, Any] = {**self._options, "skip_instance_cache": True}
+                if self.protocol in ("s3", "s3a"):  # of itself it keeps ten, and the others wait
+                    given = options.get("config_kwargs") or {}
+                    options["config_kwargs"] = {"max_pool_connections": _CONNECTIONS, **given}
                 fs, root = fsspec.url_to_fs(self._address, **options)
             except ImportError as error:
                 extra = "; pip install 'rollstore[s3]'" if self.protocol in ("s3", "s3a") else ""
@@ -288,6 +312,23 @@ class Objects:
             fs.dircache = DirCache(use_listings_cache=False)  # a listing that is old leaves rows out
             self._connection = (os.getpid(), fs, str(root).rstrip("/"))
         return self._connection[1:]
+
+
+def _is_s3fs(fs: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "s3fs" for kind in type(fs).__mro__)
+
+
+def _entry(found: dict[str, Any]) -> Entry:
+    changed = found.get("LastModified")
+    return Entry(
+        int(found["size"]),
+        _seconds(changed) if isinstance(changed, datetime) else None,
+        found.get("ETag") or found.get("etag"),
+    )
+
+
+def _seconds(time_: datetime) -> float:
+    return (time_ if time_.tzinfo else time_.replace(tzinfo=UTC)).timestamp()
 
 
 def _said(error: Exception | None) -> str:

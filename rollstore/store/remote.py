@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstore.errors import StoreError
+from rollstore.schema import TABLES
+from rollstore.store import columns
+from rollstore.store.distant import Distant, at_once
 from rollstore.store.ends import Ends, RemoteReadHandle
 from rollstore.store.filesystem import ReadHandle, WriteHandle, read_file
-from rollstore.store.objects import Objects, Patience
+from rollstore.store.objects import Entry, Objects, Patience
 from rollstore.store.spool import Spool, spool_of, spools
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 _HERE = ("journal", "staging", "cache")
 
 
-class RemoteFilesystem:
+class RemoteFilesystem(Distant):
     """An fsspec URL and a spool. `single_compactor` is the caller's word that no other compaction ever runs."""
 
     def __init__(self, objects: Objects, spool: Path, *, single_compactor: bool = False) -> None:
@@ -34,6 +38,7 @@ class RemoteFilesystem:
         self._ends = Ends(objects)
         self._single_compactor = single_compactor
         self._committed: dict[str, float] = {}
+        self._columns: dict[str, tuple[Entry, bytes]] = {}
 
     def make_folder(self, folder: str) -> None:
         """Nothing: a folder is there with its first file."""
@@ -42,14 +47,36 @@ class RemoteFilesystem:
         if _is_here(folder):
             return self.spool.list(folder)
         files = self._objects.list(folder)
-        self._ends.listed(folder, files)
+        if folder in TABLES:
+            self._ends.listed(folder, files)
+        elif folder == columns.FOLDER:
+            self._read_columns(files)
         return [*files]
+
+    def threads(self) -> int:
+        return self._objects.threads()
+
+    def expect(self, files: Sequence[str]) -> None:
+        for folder, paths in groupby(files, lambda path: path.partition("/")[0]):
+            self._ends.expect(folder, [path.rpartition("/")[2] for path in paths])
+
+    def _read_columns(self, files: Mapping[str, Entry]) -> None:
+        """The types of columns are read after they were listed: all at once then, and again only where the listing says
+        that there is another file of the name."""
+        ours = {
+            f"{columns.FOLDER}/{name}": e for name, e in files.items() if columns.is_ours(name) and e.tag is not None
+        }
+        kept = {path: found for path, found in self._columns.items() if found[0] == ours.get(path)}
+        new = [path for path in ours if path not in kept]
+        read = at_once(self, self._objects.document, new)
+        self._columns = kept | {path: (ours[path], data) for path, data in zip(new, read, strict=True)}
 
     def open(self, path: str) -> ReadHandle:
         if _is_here(path):
             return self.spool.open(path)
         if path.endswith(".json"):
-            data = self._objects.document(path)
+            kept = self._columns.get(path)
+            data = self._objects.document(path) if kept is None else kept[1]
             return RemoteReadHandle(self._ends, path, len(data), data)
         return RemoteReadHandle(self._ends, path, self._ends.size(path))
 
@@ -105,7 +132,8 @@ class RemoteFilesystem:
                 self._committed[path] = self._objects.modified(path)
             return self._committed[path]
         if not _is_here(path):
-            return self._objects.modified(path)
+            listed = self._ends.modified(path)
+            return self._objects.modified(path) if listed is None else listed
         age = time.time() - self.spool.modified(path)
         return self._objects.clock() - max(0.0, age)
 
@@ -132,10 +160,11 @@ def open_remote(
 
     objects = Objects(url, options, patience)
     base = spools(spool)
+    filesystem = RemoteFilesystem(objects, base / "new", single_compactor=single_compactor)
+    store = open_on(filesystem, create=create)
     # The spool is named after the store, and a new store has its name only when it is made.
-    found = open_on(RemoteFilesystem(objects, base / "new"), create=create)
-    own = spool_of(found.store_id, objects.address, base)
-    return open_on(RemoteFilesystem(objects, own, single_compactor=single_compactor))
+    filesystem.spool = Spool(spool_of(store.store_id, objects.address, base))
+    return store
 
 
 def _is_here(path: str) -> bool:

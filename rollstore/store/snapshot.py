@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rollstore.schema.lazy import lazy
 from rollstore.schema.upgrade import is_newer, parse, read_version, widened
 from rollstore.store import commits
 from rollstore.store.columns import held_types, read_types
+from rollstore.store.distant import at_once, both, expect
 from rollstore.store.filesystem import Filesystem, WriteHandle
 from rollstore.store.footers import WORTH_KEEPING, load_footers, save_footers
 from rollstore.store.journal import FOLDER as JOURNALS
@@ -43,7 +45,7 @@ class Cache:
     index: Index
     parts: dict[tuple[str, str], Part] = field(default_factory=dict)
     journals: dict[str, JournalView] = field(default_factory=dict)
-    log: commits.Log = field(default_factory=commits.Log)
+    log: commits.Log | None = None
     loaded: bool = False
 
     def load(self, filesystem: Filesystem) -> bool:
@@ -99,6 +101,7 @@ class Snapshot:
         unseen = self._unseen(table)
         if len(unseen) >= WORTH_KEEPING and self.cache.load(self.filesystem):
             unseen = self._unseen(table)
+        expect(self.filesystem, [f"{table}/{name}{PART}" for name in unseen])
         found = [part for name in self.names[table] if (part := self._open(table, name)) is not None]
         if len(unseen) >= WORTH_KEEPING:
             fresh = set(unseen)
@@ -226,6 +229,7 @@ class Snapshot:
         parts = self.parts(table) if where is None else self.matching(table, where)
 
         def rows() -> Iterator[pa.RecordBatch]:
+            expect(self.filesystem, [part.file for part in parts])
             for source in (*parts, *self.views(table)):
                 for batch in source.batches(wide.names):
                     fitted = fit(batch, wide, table)
@@ -249,6 +253,7 @@ class Snapshot:
         for column, statistic in ({name: name for name in over.names} if named is None else named).items():
             if column in text:
                 kept = _possible(kept, where, over, column, statistic)
+        expect(self.filesystem, [part.file for part in kept])
         return kept
 
 
@@ -321,12 +326,22 @@ def open_snapshot(filesystem: Filesystem, cache: Cache, *, lease: bool) -> Snaps
     So a journal sealed meanwhile is seen as journal or as part, never as neither; by name it counts once. A part that
     is gone when it is looked for means that a compaction and a vacuum went by: start again.
     """
-    cache.log = commits.read_log(filesystem, cache.log)
-    held, lease_file = _lease(filesystem, cache.log.number) if lease else (None, "")
+    held, lease_file, entries = None, "", None
+    if lease:
+        cache.log, number, entries = commits.reached(filesystem, cache.log)
+        held, lease_file = _lease(filesystem, number)
     for _ in range(_TRIES):
         views, unreadable = _journals(filesystem, cache)
-        listed = {table: [s for f in filesystem.list(table) if (s := stem(f, PART))] for table in TABLES}
-        cache.log = log = commits.read_log(filesystem, cache.log)
+        whole = entries is None and not (cache.log and cache.log.number)  # the log from its beginning: see read_log
+        folders = [*TABLES, *((commits.FOLDER,) if whole else ())]
+        files = dict(zip(folders, at_once(filesystem, filesystem.list, folders), strict=True))
+        listed = {table: [s for f in files[table] if (s := stem(f, PART))] for table in TABLES}
+        log, types = both(
+            filesystem,
+            partial(commits.read_log, filesystem, cache.log, files.get(commits.FOLDER, entries)),
+            partial(read_types, filesystem),
+        )
+        cache.log = log
         names = {table: log.live(table, listed[table]) for table in TABLES}
         if all(set(names[table]) <= set(listed[table]) for table in TABLES):
             break
@@ -338,7 +353,7 @@ def open_snapshot(filesystem: Filesystem, cache: Cache, *, lease: bool) -> Snaps
         for view in views
         if view.name not in listed[view.table] and not log.knows(view.table, view.name)
     ]
-    return Snapshot(filesystem, log, names, live, read_types(filesystem), cache, unreadable, held, lease_file)
+    return Snapshot(filesystem, log, names, live, types, cache, unreadable, held, lease_file)
 
 
 def _journals(filesystem: Filesystem, cache: Cache) -> tuple[list[JournalView], dict[str, CorruptionError]]:

@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,7 @@ from rollstore.readers.polars import scan
 from rollstore.readers.torch import RolloutLoader
 from rollstore.store import document
 from rollstore.store.objects import Objects, Patience
+from rollstore.store.part import Part
 from rollstore.store.remote import open_remote
 from rollstore.store.store import Store
 from rollstore.testing import Fault
@@ -207,6 +209,25 @@ def test_a_place_whose_files_appear_while_they_are_written_never_shows_half_of_o
     assert errors(store) == []
 
 
+def test_a_place_that_is_one_conversation_is_spoken_to_by_one_thread(
+    flaky: Callable[..., None], tmp_path: Path
+) -> None:
+    """Two requests at a time over one FTP connection would each get the reply to the other."""
+    flaky("ftp")
+    speakers: set[int] = set()
+
+    class Noting(Flaky):
+        def ls(self, path: str, detail: bool = True, **kwargs: object) -> list[object]:
+            speakers.add(threading.get_ident())
+            return super().ls(path, detail, **kwargs)
+
+    store = rollstore.open("ftp://host/run", create=True, spool=tmp_path)
+    store.append("rollouts", [rollout("a", extra={"x_mark": 1})])
+    _registry["ftp"] = Noting
+    assert ids(rollstore.open("ftp://host/run", spool=tmp_path)) == once("a")
+    assert speakers == {threading.get_ident()}
+
+
 def test_listings_may_come_in_any_order_with_folders_and_names_of_folders_in_them(
     flaky: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -267,6 +288,65 @@ def test_a_part_that_is_gone_under_a_reader_is_a_typed_error_and_a_new_look_find
             snapshot.scan("rollouts").read_all()
     assert ids(store) == once("a", "b")
     assert store.get("a")[0].rollout_id == "a"
+
+
+def test_rows_read_before_a_part_was_gone_are_found_by_the_next_look(
+    place: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that knows of a part without having its rows would say that they do not exist."""
+    store = place()
+    for name in ("a", "b", "c"):
+        store.append("rollouts", [rollout(name)])
+    read, gone = Part.batches, [store.parts("rollouts")[1].name]
+
+    def batches(part: Part, *columns: object) -> object:
+        if part.name in gone:
+            gone.clear()
+            raise StoreError("gone")
+        return read(part, *columns)
+
+    monkeypatch.setattr(Part, "batches", batches)
+    reader = place()
+    for name in ("a", "b", "c"):
+        assert reader.get(name)[0].rollout_id == name
+    assert gone == []
+
+
+def test_rows_are_fetched_ahead_only_of_parts_that_are_read_and_where_reading_goes_through_them(
+    flaky: Callable[..., None], tmp_path: Path
+) -> None:
+    flaky("s3")
+    store = rollstore.open("s3://bucket/run", create=True, spool=tmp_path)
+    drawn = np.random.default_rng(0)
+    for step in range(6):
+        noise = drawn.integers(0, 1 << 30, (2, 300_000), dtype=np.int32)
+        mask = np.zeros(300_000, bool)
+        rows = [Rollout(rollout_id=f"{step}-{i}", step=step % 2, tokens=noise[i], action_mask=mask) for i in (0, 1)]
+        store.append("rollouts", rows)
+    fetched: list[int] = []
+    objects = store.filesystem._objects
+    several, one = objects.read_each, objects.read
+    objects.read_each = lambda wanted: fetched.extend(stop - start for _, start, stop in wanted) or several(wanted)
+    objects.read = lambda path, start, stop: fetched.append(stop - start) or one(path, start, stop)
+
+    def read() -> int:
+        size = sum(fetched)
+        fetched.clear()
+        return size
+
+    with store.snapshot() as snapshot:
+        parts = snapshot.parts("rollouts")
+        assert all(part.batch_count == 2 for part in parts)
+        size = parts[0].size
+        read()
+        for part in parts:  # one batch of each, as of rows drawn at random
+            part.batch(0)
+        assert read() < 6 * 0.6 * size
+        assert snapshot.scan("rollouts", ["rollout_id"], pc.field("step") == 1).read_all().num_rows == 6
+        assert read() < 3.1 * size
+        for part in parts:
+            assert len([*part.batches(["rollout_id"])]) == 2
+        assert read() < 6.1 * size
 
 
 def test_damage_at_the_remote_place_is_found_and_never_returned(place: Open) -> None:

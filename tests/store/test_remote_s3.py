@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import s3fs
 from typer.testing import CliRunner
@@ -20,8 +25,11 @@ from typer.testing import CliRunner
 import rollstore.store.remote
 from rollstore.cli import app
 from rollstore.errors import StoreError, WriteError
+from rollstore.readers.arrow import dataset
+from rollstore.readers.duckdb import connect as duckdb_connect
 from rollstore.store.objects import Patience
 from rollstore.store.remote import RemoteFilesystem, open_remote
+from rollstore.store.snapshot import Snapshot
 from rollstore.store.store import Store
 from tests.store.conftest import errors, ids, once, rollout
 from tests.store.s3_server import BUCKET, Deed, Request, S3Server
@@ -338,18 +346,197 @@ def test_a_scan_reads_in_large_ranges_and_a_get_reads_one_batch(server: S3Server
     assert sum(sizes) < part.size / 5
 
 
-def test_many_parts_are_opened_in_few_requests(server: S3Server, connect: Open, store: Store) -> None:
+@pytest.fixture(scope="module")
+def twenty(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Store]:
+    """Opens a store of twenty parts that nobody writes to, each time from another machine."""
+
+    def opened(**options: object) -> Store:
+        spool = tmp_path_factory.mktemp("spool")
+        return open_remote(f"s3://{BUCKET}/runs/twenty", options=server.options(), spool=spool, **options)
+
+    store = opened(create=True)
     for number in range(20):
-        store.append("rollouts", [rollout(f"r{number}")])
-    server.seen.clear()
+        rows = [rollout(f"{number}-{i}", tokens=64, step=number, run_id="run") for i in range(4)]
+        store.append("rollouts", rows)
+    return opened
+
+
+def together(store: Store) -> list[int]:
+    """How many files each of the store's requests for several is about, from now on."""
     turns: list[int] = []
-    reader = connect()
-    objects = reader.filesystem._objects
+    objects = store.filesystem._objects
     original = objects.read_each
     objects.read_each = lambda wanted: turns.append(len(wanted)) or original(wanted)
-    assert len(reader.parts("rollouts")) == 20
-    assert turns == [2, 4, 8, 5]
+    return turns
+
+
+def test_many_parts_are_opened_in_few_requests(server: S3Server, twenty: Callable[[], Store]) -> None:
+    reader = twenty()
+    server.seen.clear()
+    turns = together(reader)
+    parts = reader.parts("rollouts")
+    assert (len(parts), turns) == (20, [20])
     assert len([r for r in server.seen if r.path.endswith(".arrow")]) == 20
+
+
+def test_parts_that_nobody_said_are_read_next_are_fetched_more_at_a_time_with_every_turn(
+    twenty: Callable[[], Store],
+) -> None:
+    reader = twenty()
+    parts = reader.parts("rollouts")
+    turns = together(reader)
+    for part in parts:
+        assert next(part.batches(["rollout_id"])).num_rows == 4
+    assert turns == [2, 4, 8, 5]
+    turns.clear()
+    for part in parts:
+        assert replace(part).batch_count == 1  # reads the end again
+    assert turns == [2, 4, 8, 5]
+
+
+def test_of_parts_that_cannot_match_nothing_is_fetched_along(server: S3Server, twenty: Callable[[], Store]) -> None:
+    with twenty().snapshot() as snapshot:
+        wanted = (pc.field("step") > 15) | (pc.field("step") < 3)
+        matching = {part.name for part in snapshot.matching("rollouts", wanted)}
+        assert len(matching) == 7
+        for scan in (lambda: dataset(snapshot, "rollouts").to_table(filter=wanted), lambda: read(snapshot, wanted)):
+            server.seen.clear()
+            assert scan().num_rows == 28
+            fetched = Counter(seen.path.rpartition("/")[2].removesuffix(".arrow") for seen in server.seen)
+            assert fetched == dict.fromkeys(matching, 1)
+
+
+def read(snapshot: Snapshot, where: pc.Expression) -> pa.Table:
+    return snapshot.scan("rollouts", ["rollout_id"], where).read_all()
+
+
+def requests(server: S3Server) -> dict[str, int]:
+    """The requests so far, by kind, and forgets them."""
+    kinds = {"HEAD": "looks", "PUT": "writes", "DELETE": "deletes", "POST": "posts"}
+    found = Counter(
+        kinds.get(seen.method) or ("lists" if seen.path.strip("/") == BUCKET else "reads") for seen in server.seen
+    )
+    server.seen.clear()
+    return dict(found)
+
+
+def test_no_more_is_asked_of_a_server_than_the_page_says(server: S3Server, twenty: Callable[..., Store]) -> None:
+    found: dict[str, dict[str, int]] = {}
+
+    def measured(what: str, act: Callable[[], object]) -> None:
+        server.seen.clear()
+        act()
+        found[what] = requests(server)
+
+    def count(store: Store) -> int:
+        with store.snapshot() as snapshot:
+            return snapshot.count("rollouts")
+
+    def query(store: Store) -> list[tuple[int]]:
+        with duckdb_connect(store) as connection:
+            return connection.sql("SELECT count(step) FROM rollouts").fetchall()
+
+    parts = twenty().parts("rollouts")
+    first, other = (next(parts[place].batches(["rollout_id"]))["rollout_id"][0].as_py() for place in (0, 7))
+    stores = [twenty() for _ in range(3)]
+    measured("open", twenty)
+    measured("count", lambda: count(stores[0]))
+    measured("count again", lambda: count(stores[0]))
+    measured("the first `get`", lambda: stores[1].get(first))
+    measured("a further `get`", lambda: stores[1].get(other))
+    measured("SQL over one column", lambda: query(stores[2]))
+    page = (Path(__file__).parents[2] / "docs" / "remote.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \| \d+ \|$", page, re.MULTILINE)
+    assert found == {
+        what: {kind: int(n) for kind, n in (("lists", lists), ("reads", reads)) if int(n)}
+        for what, lists, reads in rows
+    }
+
+
+def test_a_writer_looks_once_and_asks_once_whether_names_are_refused(server: S3Server, connect: Open) -> None:
+    connect(create=True)
+    writes: list[dict[str, int]] = []
+    for machine in ("one", "two"):
+        store = connect(machine)
+        for name in ("a", "b"):
+            server.seen.clear()
+            store.append("rollouts", [rollout(f"{machine}-{name}")])
+            writes.append(requests(server))
+    # The file that is refused was written when the store was made.
+    assert writes == [{"lists": 1, "writes": 2}, {"lists": 1, "writes": 1}] * 2
+
+
+def test_what_does_not_need_the_other_is_asked_at_once(server: S3Server, twenty: Callable[[], Store]) -> None:
+    """Each request waits until all that should come with it are there."""
+    reader = twenty()
+    waits = {"first look": threading.Barrier(5, timeout=60), "ends": threading.Barrier(20, timeout=60)}
+    second = threading.Barrier(2, timeout=60)
+
+    def deed(request: Request) -> Deed:
+        if request.path.endswith(".arrow"):
+            waits["ends"].wait()
+        elif request.path.strip("/") == BUCKET and looks:
+            looks.pop()
+            waits["first look"].wait()
+        else:
+            second.wait()
+        return "serve"
+
+    looks = [1] * 5
+    with server.doing(deed):
+        assert len(reader.parts("rollouts")) == 20
+    assert looks == []
+
+
+def test_the_types_of_columns_are_read_at_once_and_again_only_when_there_are_others(
+    server: S3Server, connect: Open, store: Store
+) -> None:
+    store.append("rollouts", [rollout("a", extra={"x_one": 1, "x_two": 2.0})])
+    reader = connect("elsewhere")
+    types = threading.Barrier(2, timeout=60)
+
+    def deed(request: Request) -> Deed:
+        if "/columns/" in request.path and request.method == "GET":
+            types.wait()
+        return "serve"
+
+    with server.doing(deed):
+        assert reader.scan("rollouts", ["x_two"]).read_all()["x_two"].to_pylist() == [2.0]
+    store.append("rollouts", [rollout("b", extra={"x_three": "c"})])
+    server.seen.clear()
+    for _ in range(2):
+        assert set(reader.scan("rollouts", ["x_three"]).read_all()["x_three"].to_pylist()) == {None, "c"}
+    read = [seen.path for seen in server.seen if "/columns/" in seen.path]
+    assert [path.rpartition("/")[2] for path in read] == ["x_three.json"]
+
+
+def test_a_long_log_is_read_at_once(server: S3Server, connect: Open, store: Store) -> None:
+    for number in range(4):
+        store.append("rollouts", [rollout(f"r{number}")])
+        store.compact()
+    reader = connect("elsewhere")
+    entries = threading.Barrier(4, timeout=60)  # three, and the one after them, which is missing
+
+    def deed(request: Request) -> Deed:
+        if "/commits/" in request.path:
+            entries.wait()
+        return "serve"
+
+    with server.doing(deed), reader.snapshot() as snapshot:
+        assert snapshot.log.number == 3
+    assert ids(reader) == once(*(f"r{number}" for number in range(4)))
+
+
+def test_a_reader_holds_back_no_more_from_vacuum_than_it_needs(connect: Open, store: Store) -> None:
+    for name in ("a", "b"):
+        store.append("rollouts", [rollout(name)])
+    with connect().snapshot() as before:
+        store.compact()
+        assert store.vacuum(grace=0) == []
+        assert before.scan("rollouts").read_all().num_rows == 2
+    with connect().snapshot() as after:  # the first look of its process
+        assert len(store.vacuum(grace=0)) == 2
+        assert after.scan("rollouts").read_all().num_rows == 2
 
 
 @pytest.mark.parametrize("name", ["no-such-bucket/run", BUCKET])
