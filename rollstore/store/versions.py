@@ -13,6 +13,10 @@ from rollstore.schema import upgrade
 from rollstore.schema.upgrade import is_older, read_version
 from rollstore.store import frame
 
+_MOST = 64
+_decoders: dict[tuple[int, str], tuple[pa.Schema, frame.Decoder | Upgrading]] = {}
+"""Of schema objects, each held so that its id stays its own: making one takes a third of what a `get` does."""
+
 
 def newest(held: pa.Schema, table: str) -> pa.Schema:
     """The columns in which rows of a file are read; the file's own, unless it is older by a major version."""
@@ -22,8 +26,15 @@ def newest(held: pa.Schema, table: str) -> pa.Schema:
 
 
 def decoder(held: pa.Schema, table: str) -> frame.Decoder | Upgrading:
-    """What reads the messages of a file with these columns."""
-    return Upgrading(held, table) if is_older(read_version(held.metadata)) else frame.Decoder(held)
+    """What reads the messages of a file with these columns; one for all files that share the schema object."""
+    key = (id(held), table)
+    known = _decoders.get(key)
+    if known is None:
+        made = Upgrading(held, table) if is_older(read_version(held.metadata)) else frame.Decoder(held)
+        for oldest in [*_decoders][: max(0, len(_decoders) + 1 - _MOST)]:
+            _decoders.pop(oldest, None)
+        known = _decoders[key] = (held, made)
+    return known[1]
 
 
 class Upgrading:
