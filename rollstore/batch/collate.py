@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ def collate(
     columns: Mapping[str, str] | None = None,
     sampler: Any = None,
     trainer_transform: Transform | None = None,
+    always: Collection[str] = (),
 ) -> TokenBatch:
     """Pack rows of the `rollouts` schema into one batch. Tensors are on the CPU.
 
@@ -27,14 +28,16 @@ def collate(
     fields, as `{"anchor_logprobs": "x_anchor"}`; such a column must be there. A weight that is null is 1. sampler: what
     to assume where no sampler was recorded (any object with the attributes of `rollstore.schema.Sampler`); without it
     those log-probs are no denominators. trainer_transform: what the trainer applies to its own logits; nothing, when
-    left out.
+    left out. always: fields among `OPTIONAL` (those of `ACTION_COLUMNS`, final_values, heads, support, routed_experts)
+    that are set though no row has them, as NaN or without entries, where they would be None: so that a batch does not
+    depend on which rows came together.
 
     Rollouts are told apart by rollout_id. The reward is that of the rollout's last segment and stands on each of its
     segments; its group is (run_id, step, group_id), each of the first segment that has one. So all segments of a
     rollout belong in one table. Raises `UnsupportedRecordError` when a list does not fit its row, an action stands at
     position 0, a row has no rollout_id, a column has another type, or a weight is negative, infinite or NaN;
     `DuplicateError` where one (rollout_id, segment) stands twice, or rows of two runs have one rollout_id; `ValueError`
-    for a field in `columns` that is none of those, or a column that is absent; `TypeError` for a `table`, `columns` or
-    `sampler` that is none.
+    for a field in `columns` or `always` that is none of those, or a column that is absent; `TypeError` for a `table`,
+    `columns` or `sampler` that is none.
     """
-    return Packer(table, columns=columns, sampler=sampler, trainer_transform=trainer_transform).batch()
+    return Packer(table, columns=columns, sampler=sampler, trainer_transform=trainer_transform, always=always).batch()

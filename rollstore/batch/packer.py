@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 ACTION_COLUMNS = ("anchor_logprobs", "reference_logprobs", "values", "action_rewards", "advantages", "returns")
 """Fields [A] that the rollouts table has no column for; taken from a column of that name if there is one."""
 FIELDS = (*ACTION_COLUMNS, "weights", "final_values")
+OPTIONAL = (*ACTION_COLUMNS, "final_values", "heads", "support", "routed_experts")
+"""Fields that are None where no row of the table has them, unless they are asked for always."""
 
 
 class Packer:
@@ -44,7 +46,11 @@ class Packer:
         columns: Mapping[str, str] | None = None,
         sampler: Any = None,
         trainer_transform: Transform | None = None,
+        always: Collection[str] = (),
     ) -> None:
+        if unknown := [name for name in always if name not in OPTIONAL]:
+            raise ValueError(f"always: wanted names among {', '.join(OPTIONAL)}, got {unknown[0]!r}")
+        self._always = frozenset(always)
         renamed = self._renamed(columns, table)
         lists = [renamed.get(name, name) for name in (*ACTION_COLUMNS, "weights")]
         table = readable(table, lists=lists, numbers=[renamed.get("final_values", "final_values")])
@@ -75,13 +81,19 @@ class Packer:
         self._versions = self._integers("weight_versions")
         self._trainable = self._integers("trainable", missing=1)
         self._weights = self._given_weights(renamed.get("weights", "weights"))
-        self._extra = {name: self._floats(renamed.get(name, name)) for name in ACTION_COLUMNS}
+        self._extra = {name: self._asked(name, self._floats(renamed.get(name, name))) for name in ACTION_COLUMNS}
         self._heads = self._counted("head_tokens", "head_counts", self._head_size())
         self._head_logprobs = self._counted("head_logprobs", "head_counts", self._head_size())
+        if (self._heads is None or self._head_logprobs is None) and "heads" in self._always:
+            self._heads = self._head_logprobs = self._nothing()
         self._support = self._counted("support_tokens", "support_counts", np.zeros(rows.count, np.int64))
+        if self._support is None and "support" in self._always:
+            self._support = self._nothing()
         self._routing = self._routed()
 
         final = rows.numbers(renamed.get("final_values", "final_values"), missing=np.nan)
+        if final is None and "final_values" in self._always:
+            final = np.full(rows.count, np.nan, np.float32), np.zeros(rows.count, bool)
         self._of_row: dict[str, npt.NDArray[Any]] = {
             "segment": self._rollouts.segment,
             "group": group_keys(rows, self._rollouts),
@@ -128,7 +140,7 @@ class Packer:
             version_known=torch.from_numpy(known),
             weights=torch.from_numpy(self._weight(actions.places, count)),
             trainer_transform=self._transform,
-            media=None if self._media is None else torch.from_numpy(self._media.take(tokens.places)),
+            media=self._marks(tokens.places),
             heads=self._head(actions.places),
             support=self._kept(actions.places),
             routed_experts=None if self._routing is None else self._routing_of(chosen),
@@ -170,6 +182,12 @@ class Packer:
         whole = bool(column.valid.all())
         self._same_lengths(name, column.lengths, counts if whole else np.where(column.valid, counts, 0), "actions")
         return column, None if whole else np.repeat(column.valid, counts)
+
+    def _asked(self, field: str, values: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
+        """The values of all actions; unknown ones in place of none for a field that is set always."""
+        if values is None and field in self._always:
+            return np.full(int(self._actions.offsets[-1]), np.nan, np.float32)
+        return values
 
     def _floats(self, name: str) -> npt.NDArray[np.float32] | None:
         """float32 [all actions], NaN where list or value is null; None where the column is absent."""
@@ -218,6 +236,9 @@ class Packer:
         has = self._rows.known("head_tokens") & self._rows.known("head_logprobs")
         return np.where(has, self._numbers("head_size"), 0)
 
+    def _nothing(self) -> _Counted:
+        return _Counted(np.zeros(0, np.float32), Ranges(np.zeros(int(self._actions.offsets[-1]) + 1, np.int64)))
+
     def _counted(self, name: str, counts: str, size: Ints) -> _Counted | None:
         """A flat column with some items an action: as many as `counts` says, or the row's `size` where it says none."""
         column = self._rows.list(name)
@@ -235,6 +256,9 @@ class Packer:
 
     def _routed(self) -> tuple[npt.NDArray[Any], Ranges, dict[str, Ints]] | None:
         experts = self._rows.list("routed_experts")
+        if experts is None and "routed_experts" in self._always:
+            none = {field: np.zeros(self._rows.count, np.int64) for field in ("start", "count", "layers", "k")}
+            return np.zeros(0, np.int32), Ranges(np.zeros(self._rows.count + 1, np.int64)), none
         if experts is None:
             return None
         shape = {field: self._numbers(f"routed_{field}") for field in ("start", "count", "layers", "k")}
@@ -298,6 +322,13 @@ class Packer:
             trainable, known = self._spread(self._trainable, places, count)
             weights[known & (trainable == 0)] = 0
         return weights
+
+    def _marks(self, places: Ints) -> torch.Tensor | None:
+        """Of this batch alone: what other rows of the table have must not show in it."""
+        if self._media is None:
+            return None
+        marks = self._media.take(places)
+        return torch.from_numpy(marks) if marks.any() else None
 
     def _head(self, places: Ints) -> Heads | None:
         if self._heads is None or self._head_logprobs is None:

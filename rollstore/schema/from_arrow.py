@@ -22,7 +22,8 @@ than column by column."""
 
 
 def from_table(table: pa.Table | pa.RecordBatch) -> list[Rollout]:
-    """Records from rows of the rollouts table: arrays numpy (copied out of nothing: they view the table's buffers).
+    """Records from rows of the rollouts table: arrays numpy. Those of one row are copies; those of many view
+    the table's buffers, and keep all of it in memory.
 
     Columns that the table lacks are None; `x_` columns come back in `extra`.
     """
@@ -81,7 +82,9 @@ def _value(scalar: pa.Scalar, column: Column) -> Any:
     if not scalar.is_valid:
         return None
     items = scalar.values
-    values = (items.fill_null(0) if items.null_count else items).to_numpy(zero_copy_only=False)
+    viewed = (items.fill_null(0) if items.null_count else items).to_numpy(zero_copy_only=False)
+    values = viewed.copy()  # whoever keeps one record of a batch does not keep the batch
+    values.flags.writeable = viewed.flags.writeable
     return Known(values, is_known(items)) if column.nullable_items else values
 
 

@@ -141,3 +141,15 @@ def test_an_empty_call_is_an_empty_table_of_the_whole_schema() -> None:
 def test_conform_hands_back_what_already_conforms() -> None:
     table = to_table([Rollout(rollout_id="a", tokens=[1], action_mask=[False])])
     assert conform(table) is table
+
+
+def test_a_record_of_one_row_keeps_nothing_of_the_rows_beside_it() -> None:
+    rows = [Rollout(rollout_id=f"r{n}", tokens=[n] * 50_000, action_mask=[False] * 50_000) for n in range(8)]
+    table = to_table(rows)
+    before = pa.total_allocated_bytes()
+    copied = table.take(pa.array(range(8)))
+    record = from_table(copied.slice(3, 1))[0]
+    del copied
+    assert pa.total_allocated_bytes() - before < 50_000
+    assert record.tokens is not None
+    assert record.tokens.tolist() == [3] * 50_000

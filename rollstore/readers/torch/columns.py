@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollstore.batch.packer import FIELDS
+import pyarrow as pa
+
+from rollstore.batch.packer import FIELDS, OPTIONAL
 
 COLUMNS = (
     "rollout_id", "segment", "run_id", "step", "group_id", "group_size", "tokens", "action_mask", "trainable",
@@ -14,6 +16,23 @@ COLUMNS = (
 """Unless more is asked for."""
 
 HEADS = ("head_size", "head_counts", "head_tokens", "head_logprobs")
+
+
+def as_arrow(table: pa.Table) -> pa.Table:
+    """For a loader's `make`: batches stay tables of the rollouts schema."""
+    return table
+
+
+def asked(columns: Iterable[str], heads: bool, extra: Mapping[str, str] | None, joined: Iterable[str] = ()) -> set[str]:
+    """The fields of a batch that are asked for, and so are never None, whatever the rows of one batch have."""
+    read = {*columns}
+    return {
+        *(name for name in extra or () if name in OPTIONAL),
+        *joined,
+        *(["heads"] if heads else []),
+        *(["support"] if "support_tokens" in read else []),
+        *(["routed_experts"] if "routed_experts" in read else []),
+    }
 
 
 def check_extra(extra: Any) -> None:

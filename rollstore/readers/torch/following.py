@@ -14,7 +14,7 @@ from rollstore.batch import TokenBatch, collate
 from rollstore.errors import StoreError
 from rollstore.readers import arguments
 from rollstore.readers.follow import Clock, Follower, Rules
-from rollstore.readers.torch.columns import COLUMNS, HEADS, check_columns, check_extra
+from rollstore.readers.torch.columns import COLUMNS, HEADS, asked, check_columns, check_extra
 from rollstore.readers.torch.pinned import pins
 from rollstore.store.store import Store
 from rollstore.usable import Transform
@@ -60,7 +60,8 @@ class RolloutFollower(IterableDataset[Any]):
             check_columns(snapshot.schema("rollouts").names, columns, extra)
         read = [*dict.fromkeys([*COLUMNS, *columns, *(HEADS if heads else ()), *(extra or {}).values()])]
         self._start = partial(Follower, store, train_run=train_run, rules=Rules(**rules), columns=read, clock=clock)
-        plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform)
+        always = asked(columns, heads, extra)
+        plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform, always=always)
         self._make: Callable[[pa.Table], Any] = make or plain
         self._follower = self._start(resume_step=resume_step)
 

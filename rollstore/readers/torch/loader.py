@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from rollstore.readers.plan import Plan, plan
 from rollstore.readers.rows import Reader
 from rollstore.readers.selection import Incomplete, select
 from rollstore.readers.torch.ahead import Pool, in_order, pieces
-from rollstore.readers.torch.columns import COLUMNS, HEADS, check_columns, check_extra
+from rollstore.readers.torch.columns import COLUMNS, HEADS, asked, check_columns, check_extra
 from rollstore.readers.torch.following import RolloutFollower
 from rollstore.readers.torch.oversize import above
 from rollstore.readers.torch.pinned import pins
@@ -39,11 +40,6 @@ from rollstore.usable import Transform
 WINDOW = 1 << 22
 JOINED = ("anchor_logprobs", "reference_logprobs")
 """Columns that `anchor` and `reference` add to those of the table."""
-
-
-def as_arrow(table: pa.Table) -> pa.Table:
-    """For `make`: batches stay tables of the rollouts schema."""
-    return table
 
 
 class RolloutLoader(IterableDataset[Any]):
@@ -72,7 +68,8 @@ class RolloutLoader(IterableDataset[Any]):
     heads: read the top-k heads. columns: more columns to read, as `("support_counts", "support_tokens")`. extra: field
         of the batch -> column that holds it, as in `collate`; one that is absent raises. anchor, reference:
         evaluation_id whose log-probs become `anchor_logprobs`, `reference_logprobs`; a rollout without such an
-        evaluation raises. rewards: which outcome scores are the rewards, instead of the recorded ones, as
+        evaluation raises. What is asked for here is set in every batch, as NaN or without entries where rows lack it.
+        rewards: which outcome scores are the rewards, instead of the recorded ones, as
         `pc.field("scorer") == "judge"`; a rollout without is unscored.
     sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it
         (`as_arrow`: nothing). pin_memory: batches in page-locked memory, for copies that overlap; none, and a warning,
@@ -145,7 +142,7 @@ class RolloutLoader(IterableDataset[Any]):
         check_extra(extra)
         arguments.kind("store", store, Store, "a store, as rollstore.open gives")
         held = store.snapshot() if snapshot is None else snapshot
-        arguments.kind("snapshot", held, Snapshot, "one of the store")
+        arguments.own("snapshot", held, store)
         self._lease: Lease | None = Lease(held) if snapshot is None else None
         self._snapshot: Snapshot | None = held
         self._path = store.path
@@ -161,10 +158,10 @@ class RolloutLoader(IterableDataset[Any]):
         self._reader = Reader(held)
         self._columns = self._read(columns, heads, extra or {})
         self._joins = (anchor, reference, rewards)
-        pack = partial(Packer, columns=extra, sampler=sampler, trainer_transform=trainer_transform)
-        plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform)
-        self._make: Callable[[pa.Table], Any] = make or plain
-        self._pack = pack if make is None else None
+        always = asked(columns, heads, extra, compress(JOINED, (anchor, reference)))
+        how: dict[str, Any] = {"columns": extra, "sampler": sampler, "trainer_transform": trainer_transform}
+        self._make: Callable[[pa.Table], Any] = make or partial(collate, **how, always=always)
+        self._pack = partial(Packer, **how, always=always) if make is None else None
         self._kept = Kept(cache_bytes)
         self._select(filters)
         self.epoch = 0
