@@ -205,7 +205,7 @@ def _keep(rules: list[str]) -> Keep:
     runs: list[str] = []
     versions: tuple[int | None, int | None] | None = None
     for rule in rules:
-        if rule.startswith("run="):
+        if rule.startswith("run=") and rule != "run=":  # as a shell makes it of a variable that is not set
             runs.append(rule.removeprefix("run="))
         elif (found := re.fullmatch(r"(\d+(?:\.\d+)?)([dh])", rule)) and age is None:
             try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rollstore.errors import RollstoreError, StoreError, WriteError
-from rollstore.readers.arrow import Lease
+from rollstore.readers.arrow import Lease, leased
 from rollstore.schema import VERSION
 from rollstore.store.snapshot import Snapshot
 
@@ -56,7 +56,7 @@ def new_folder(
     """
     target = _free(store, folder)
     staging = target.with_name(f"{target.name}.{secrets.token_hex(4)}{STAGED}")
-    source = Lease(store.snapshot()) if snapshot is None else snapshot
+    source = leased(store, snapshot)
     held = source.snapshot if isinstance(source, Lease) else source
     try:
         staging.mkdir(parents=True)

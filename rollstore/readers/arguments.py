@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from threading import TIMEOUT_MAX
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from rollstore.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from rollstore.store.store import Store
 
 WORD = (1 << 64) - 1
 """The most that a seed can be, or an epoch: both are keys of 64 bits."""
@@ -84,6 +90,14 @@ def kind(name: str, value: Any, of: type, wanted: str) -> None:
     """Raises TypeError on what is no object of a class."""
     if not isinstance(value, of):
         raise TypeError(f"{name}: wanted {wanted}, got {value!r}")
+
+
+def own(name: str, value: Any, store: Store) -> None:
+    """Raises TypeError on what is no snapshot, ValueError on one of another store: its rows would come in silence."""
+    kind(name, value, Snapshot, "one of the store")
+    here, there = store.filesystem, value.filesystem
+    if here is not there and os.path.realpath(here.locate("")) != os.path.realpath(there.locate("")):
+        raise ValueError(f"{name}: wanted one of the store {store.path}, got one of {there.locate('').rstrip('/')}")
 
 
 def function(name: str, value: Any) -> None:

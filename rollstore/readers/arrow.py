@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from rollstore.errors import CorruptionError, StoreError
+from rollstore.errors import CorruptionError
+from rollstore.readers import arguments
 from rollstore.store import frame
 from rollstore.store.ahead import ahead
 from rollstore.store.batching import BATCH_BYTES, filled
 from rollstore.store.claims import check_rows
 from rollstore.store.distant import expect
-from rollstore.store.filesystem import LocalFilesystem
+from rollstore.store.filesystem import Filesystem, LocalFilesystem
 from rollstore.store.journal import JournalView
-from rollstore.store.part import Part
+from rollstore.store.part import Part, places, reading
 from rollstore.store.snapshot import Snapshot, fit
+
+if TYPE_CHECKING:
+    from rollstore.store.store import Store
 
 _checked: set[tuple[str, int, float]] = set()
 """(path, bytes, time of change) of the parts whose every byte this process has checked. Parts never change and names
@@ -38,6 +44,14 @@ class Lease:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         weakref.finalize(self, snapshot.close)
+
+
+def leased(store: Store, snapshot: Snapshot | None) -> Snapshot | Lease:
+    """The snapshot that is given, or a lease on one of this moment. Raises ValueError on another store's, TypeError."""
+    if snapshot is None:
+        return Lease(store.snapshot())
+    arguments.own("snapshot", snapshot, store)
+    return snapshot
 
 
 def dataset(source: Snapshot | Lease, table: str) -> Rows:
@@ -64,7 +78,7 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
         self.snapshot = snapshot
         self._lease, self._table = lease, table
         others: list[Part | JournalView] = [*snapshot.views(table)]
-        self._local = isinstance(snapshot.filesystem, LocalFilesystem) and _is_utf8(snapshot.filesystem.locate(""))
+        self._local = opens(snapshot.filesystem)
         self._names: set[str] = set()
         newest: dict[int, bool] = {}  # parts opened through one file share their schema objects
         for part in snapshot.parts(table):
@@ -98,7 +112,7 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
         schema = pa.schema([self.schema.field(name) for name in names], self.schema.metadata)
         batches = self._batches(parts, schema)
         scanner = ds.Scanner.from_batches(batches, schema=schema, columns=columns, filter=filter, **options)
-        return Scan(scanner.projected_schema, iter(scanner.to_reader()))
+        return scanned(scanner)
 
     def _batches(self, parts: list[Part], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of some parts, then those held, in these columns."""
@@ -135,26 +149,35 @@ class Rows(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # pyarr
 def opened(part: Part, columns: Sequence[str]) -> Any:
     """The file of a local part that was checked, of which only the bytes of these columns are read.
 
-    Raises StoreError where it is gone.
+    Raises StoreError where it is gone or cannot be read, CorruptionError where it is not what was checked.
     """
-    fields = [i for i, name in enumerate(part.schema.names) if name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-    try:
-        return pa.ipc.open_file(pa.OSFile(part.path), options=options)
-    except FileNotFoundError as error:
-        raise StoreError(f"{part.path}: wanted a part of the snapshot, got no file; open a new one") from error
+    options = pa.ipc.IpcReadOptions(included_fields=places(part.schema, columns), use_threads=False)
+    with reading(part.file):
+        file = pa.OSFile(part.path)
+    with _by_arrow(part.file, part.file):
+        return pa.ipc.open_file(file, options=options)
 
 
 def batch_of(file: Any, part: Part, number: int) -> pa.RecordBatch:
-    """One batch of an opened part. Raises CorruptionError."""
+    """One batch of an opened part. Raises CorruptionError, StoreError where it cannot be read."""
     where = f"{part.file}: batch {number}"
-    try:
+    with _by_arrow(part.file, where):
         batch = file.get_batch(number)
         batch.validate(full=True)
-    except pa.ArrowException as error:
-        raise CorruptionError(f"{where}: Arrow cannot read it: {str(error).splitlines()[0]}") from error
     check_rows(batch, part.table, where)
     return batch
+
+
+@contextmanager
+def _by_arrow(file: str, where: str) -> Generator[None]:
+    """What Arrow makes of a file: what the system refuses has a number, and bytes that end too early have none."""
+    with reading(file):
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise CorruptionError(f"{where}: Arrow cannot read it: {str(error).splitlines()[0]}") from error
 
 
 class Scan:
@@ -173,8 +196,26 @@ class Scan:
         return self.to_reader().read_all()
 
 
+def scanned(scanner: Any) -> Scan:
+    """What a scanner of Arrow's gives. It is closed at the end of the program, where somebody left it open: its threads
+    ask for batches in Python, and an interpreter that ends meanwhile hangs, or is aborted."""
+    reader = scanner.to_reader()
+    _open.add(reader)
+    return Scan(scanner.projected_schema, iter(reader))
+
+
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _close() -> None:
+    for reader in list(_open):
+        with suppress(Exception):  # of batches that nobody waits for, which threads are no longer started for
+            reader.close()
+
+
 def check(parts: Iterable[Part]) -> None:
-    """Check the sum of every byte of some parts, once a process. Raises CorruptionError, FileNotFoundError."""
+    """Check the sum of every byte of some parts, once a process. Raises CorruptionError, StoreError."""
     unknown = [part for part in parts if _state(part) not in _checked]
     if len(unknown) > 1:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -189,7 +230,8 @@ def _check(part: Part) -> None:
     handle = part.open()
     try:
         for number, batch in enumerate(part.tail.batches):
-            message = handle.read(batch.offset, batch.length)
+            with reading(part.file):
+                message = handle.read(batch.offset, batch.length)
             frame.check_message(message, batch, f"{part.file}: batch {number}")
     finally:
         handle.close()
@@ -197,16 +239,17 @@ def _check(part: Part) -> None:
 
 
 def _state(part: Part) -> tuple[str, int, float]:
-    return (part.path, part.size, part.filesystem.modified(part.file))
+    with reading(part.file):
+        return (part.path, part.size, part.filesystem.modified(part.file))
 
 
-def _is_utf8(path: str) -> bool:
-    """Whether a path is text; bytes that are none, Python keeps as lone surrogates."""
+def opens(filesystem: Filesystem) -> bool:
+    """Whether Arrow opens the parts of a store itself: of a local one, at a path that is text."""
     try:
-        path.encode()
-    except UnicodeEncodeError:
+        filesystem.locate("").encode()
+    except UnicodeEncodeError:  # Python keeps bytes that are no text as lone surrogates
         return False
-    return True
+    return isinstance(filesystem, LocalFilesystem)
 
 
 def _is_newest(found: pa.Schema, newest: pa.Schema) -> bool:

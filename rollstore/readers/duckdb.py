@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollstore.errors import CorruptionError
-from rollstore.readers.arrow import Lease, Rows, Scan
+from rollstore.readers.arrow import Lease, Rows, Scan, leased
 from rollstore.readers.flat import ACTIONS, TOKENS, Flattened
 from rollstore.readers.repeats import repeats
 from rollstore.schema import TABLES
@@ -86,16 +86,16 @@ def connect(store: Store, *, snapshot: Snapshot | None = None) -> duckdb.DuckDBP
     caller's to close. The session's time zone is UTC. A (rollout_id, segment) stored more than once with equal content
     counts once; with different contents every row stays, and a warning says so. Raises CorruptionError.
     """
-    source = Lease(store.snapshot()) if snapshot is None else snapshot
+    source = leased(store, snapshot)
     connection = duckdb.connect()
     try:
         # Without it, dates and times come out in the zone of whoever runs the query.
         connection.execute("SET TimeZone = 'UTC'")
-        held = (source.snapshot, source) if isinstance(source, Lease) else (source, None)
-        tables = {name: _Mapped(held[0], name, held[1]) for name in TABLES}
+        held, lease = (source.snapshot, source) if isinstance(source, Lease) else (source, None)
+        tables = {name: _Mapped(held, name, lease) for name in TABLES}
         for name, table in tables.items():
             connection.register(f"{name}_rows", table)
-        found = repeats(snapshot or source.snapshot)
+        found = repeats(held)
         if found.conflicts:
             shown = ", ".join(f"{id_!r} segment {segment}" for id_, segment in found.conflicts[:3])
             warnings.warn(

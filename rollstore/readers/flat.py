@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from rollstore.readers.arrow import Rows, Scan
+from rollstore.readers.arrow import Rows, Scan, scanned
 from rollstore.readers.repeats import without
 from rollstore.schema import ROLLOUTS
 from rollstore.schema.flat import Flat, running_sum
@@ -234,7 +234,7 @@ class Flattened(ds.UnionDataset):  # pyright: ignore[reportUntypedBaseClass]  # 
         schema = pa.schema([self.schema.field(name) for name in names])
         batches = self._batches(names, schema, filter)
         scanner = ds.Scanner.from_batches(batches, schema=schema, columns=columns, filter=filter, **options)
-        return Scan(scanner.projected_schema, iter(scanner.to_reader()))
+        return scanned(scanner)
 
     def _batches(self, names: list[str], schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         snapshot = self._rollouts.snapshot

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from polars.io.plugins import register_io_source
 
-from rollstore.readers.arrow import Lease, dataset
+from rollstore.readers.arrow import dataset, leased
 from rollstore.readers.repeats import repeats, without
 from rollstore.schema import table_of
 from rollstore.store.snapshot import Snapshot
@@ -27,7 +27,7 @@ def scan(store: Store, table: str = "rollouts", *, snapshot: Snapshot | None = N
     Maps become lists of key and value. Raises ValueError on an unknown table, CorruptionError here or while collecting.
     """
     table_of(table)
-    source = Lease(store.snapshot()) if snapshot is None else snapshot
+    source = leased(store, snapshot)
     data = dataset(source, table)
     left_out = repeats(data.snapshot).left_out if table == "rollouts" else None
     # Not polars' own scan of a dataset: it hands predicates to Arrow, to which a NaN is not above any number.

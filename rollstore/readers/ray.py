@@ -49,7 +49,7 @@ def dataset(
 
     Raises ValueError on an unknown table or column, CorruptionError here, or in a task, which Ray then reports.
     """
-    source = arrow.Lease(store.snapshot()) if snapshot is None else snapshot
+    source = arrow.leased(store, snapshot)
     return ray.data.read_datasource(RollstoreDatasource(store.path, source, table, columns, where), **options)
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.readers.arrow import batch_of, check, opened
+from rollstore.readers.arrow import batch_of, check, opened, opens
 from rollstore.readers.order import Ints
+from rollstore.store.batching import items_of
 from rollstore.store.distant import expect
-from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.journal import JournalView
 from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
@@ -38,6 +38,7 @@ class Reader:
         self.table = table
         self.schema = snapshot.schema(table)
         self._filesystem = snapshot.filesystem
+        self._by_arrow = opens(snapshot.filesystem)
         self._sources: list[Part | JournalView | Held] = [*snapshot.parts(table), *snapshot.views(table)]
         self._first = np.cumsum([0, *(source.batch_count for source in self._sources)])
         """number of the first batch of each source, counted over all"""
@@ -55,7 +56,7 @@ class Reader:
     def index(self, columns: Sequence[str], lengths: str | None = "action_mask") -> pa.Table:
         """Every row: the columns named, `place` int64, and `tokens_length` int64: how long the list `lengths` is."""
         parts = [source for source in self._sources if isinstance(source, Part)]
-        if isinstance(self._filesystem, LocalFilesystem):
+        if self._by_arrow:
             check(parts)
         else:  # read whole, and each batch checked as it is
             expect(self._filesystem, [part.file for part in parts])
@@ -141,7 +142,7 @@ class Reader:
         key = (place, columns)
         if key not in self._files:
             part = self._sources[place]
-            if isinstance(part, Part) and _leaves_out_lists(part, columns):
+            if self._by_arrow and isinstance(part, Part) and _leaves_out_lists(part, columns):
                 check([part])
                 self._files[key] = opened(part, columns)
             else:
@@ -167,8 +168,9 @@ class Held:
 
 
 def _leaves_out_lists(part: Part, columns: tuple[str, ...]) -> bool:
-    local = isinstance(part.filesystem, LocalFilesystem) and not part.is_older
-    return local and any(pa.types.is_list(field.type) and field.name not in columns for field in part.schema)
+    return not part.is_older and any(
+        pa.types.is_list(field.type) and field.name not in columns for field in part.schema
+    )
 
 
 def _bounded(pieces: list[tuple[int, pa.RecordBatch]]) -> Iterator[list[tuple[int, pa.RecordBatch]]]:
@@ -180,7 +182,7 @@ def _bounded(pieces: list[tuple[int, pa.RecordBatch]]) -> Iterator[list[tuple[in
     items: dict[str, int] = {}
     for number, batch in pieces:
         own = {name: _items(batch.column(name)) for name in batch.schema.names}
-        if together and max(items.get(name, 0) + count for name, count in own.items()) > _ITEMS:
+        if together and max((items.get(name, 0) + count for name, count in own.items()), default=0) > _ITEMS:
             yield together
             together, items = [], {}
         together.append((number, batch))
@@ -191,20 +193,26 @@ def _bounded(pieces: list[tuple[int, pa.RecordBatch]]) -> Iterator[list[tuple[in
 def _fitted(batches: list[pa.RecordBatch], schema: pa.Schema, table: str) -> pa.Table:
     """Batches of one file in the columns of `schema`, absent ones null."""
     held = batches[0].schema
-    if any(not held.field(name).type.equals(schema.field(name).type) for name in held.names):
+    known = {*schema.names} & {*held.names}  # a file that has none of them is read for another one
+    if any(not held.field(name).type.equals(schema.field(name).type) for name in known):
         return pa.Table.from_batches([fit(batch, schema, table) for batch in batches], schema)
     rows = pa.Table.from_batches(batches)
     return pa.Table.from_arrays(
-        [rows[field.name] if field.name in held.names else pa.nulls(rows.num_rows, field.type) for field in schema],
+        [rows[field.name] if field.name in known else pa.nulls(rows.num_rows, field.type) for field in schema],
         schema=schema,
     )
 
 
 def _items(column: pa.Array) -> int:
-    """Items of a list column; of anything else its bytes, of which no offset in it can count more."""
-    if pa.types.is_list(column.type) and not pa.types.is_nested(column.type.value_type) and len(column):
-        return column.offsets[-1].as_py() - column.offsets[0].as_py()
-    return int(column.nbytes)
+    """The most that an offset in a column can count: values, items of lists in any depth, bytes of texts."""
+    type_ = column.type
+    if pa.types.is_struct(type_):
+        return max((_items(column.field(place)) for place in range(type_.num_fields)), default=0)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
+        return max(len(column), *map(_items, items_of(column)))
+    if pa.types.is_fixed_size_list(type_):
+        return _items(column.flatten())
+    return len(column) if pa.types.is_primitive(type_) else max(len(column), int(column.nbytes))
 
 
 def _with_fields(lists: pa.Array, names: Sequence[str]) -> pa.Array:

@@ -64,6 +64,8 @@ def sizes_of(batch: pa.RecordBatch) -> Sizes:
 def row_bytes(array: pa.Array) -> Sizes:
     """Decoded bytes of each value [rows], children included."""
     type_, count = array.type, len(array)
+    if not count:
+        return np.zeros(0)
     each = _fixed_bytes(type_, array.null_count == count)
     if each is not None:
         return np.full(count, each)
@@ -72,18 +74,31 @@ def row_bytes(array: pa.Array) -> Sizes:
         return np.sum([np.full(count, 0.125), *children], axis=0)
     if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
         offsets = array.offsets.to_numpy()
-        values = array.items if pa.types.is_map(type_) else array.values
-        each = _fixed_bytes(values.type, False)
-        if each is not None:
-            return np.diff(offsets) * each + 4.125
-        sizes = row_bytes(values) + (row_bytes(array.keys) if pa.types.is_map(type_) else 0.0)
-        sums = np.concatenate([[0.0], np.cumsum(sizes)])
-        return sums[offsets[1:]] - sums[offsets[:-1]] + 4.125
+        return np.sum([_between(items, offsets - offsets[0]) for items in items_of(array)], axis=0) + 4.125
     if pa.types.is_fixed_size_list(type_):
-        inner = row_bytes(array.flatten()) if not array.null_count else np.full(count * type_.list_size, 8.0)
-        return inner.reshape(count, type_.list_size).sum(axis=1) + 0.125
+        # Not flattened: that leaves out the items of nulls, which are there all the same.
+        items = array.values.slice(array.offset * type_.list_size, count * type_.list_size)
+        return row_bytes(items).reshape(count, type_.list_size).sum(axis=1) + 0.125
     lengths = pa.compute.binary_length(array).fill_null(0)
     return lengths.to_numpy(zero_copy_only=False).astype(np.float64) + 4.125
+
+
+def items_of(lists: pa.Array) -> list[pa.Array]:
+    """The items of lists, of maps their keys and values: of these rows alone, however many their parent has."""
+    if not len(lists):
+        return [lists.keys[:0], lists.items[:0]] if pa.types.is_map(lists.type) else [lists.values[:0]]
+    first, last = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+    children = (lists.keys, lists.items) if pa.types.is_map(lists.type) else (lists.values,)
+    return [child.slice(first, last - first) for child in children]
+
+
+def _between(items: pa.Array, offsets: np.ndarray[Any, Any]) -> Sizes:
+    """Bytes of the items from each offset to the next."""
+    each = _fixed_bytes(items.type, False)
+    if each is not None:
+        return np.diff(offsets) * each
+    sums = np.concatenate([[0.0], np.cumsum(row_bytes(items))])
+    return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
 def _fixed_bytes(type_: pa.DataType, all_null: bool) -> float | None:

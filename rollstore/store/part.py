@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,15 +132,13 @@ class Part:
         batch = self.tail.batches[number]
         opened = handle or self.open()
         try:
-            message = opened.read(batch.offset, batch.length)
-        except OSError as error:
-            raise _unreadable(self.file, error) from error
+            with reading(self.file):
+                message = opened.read(batch.offset, batch.length)
         finally:
             if handle is None:
                 opened.close()
         frame.check_message(message, batch, where)
-        fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
-        read = self._decoder.decode(message, where, fields)
+        read = self._decoder.decode(message, where, None if columns is None else places(self.schema, columns))
         if read.num_rows != batch.rows:
             raise CorruptionError(f"{where}: wanted {batch.rows} rows, got {read.num_rows}")
         claims.check_rows(read, self.table, where)
@@ -147,21 +146,41 @@ class Part:
 
     def open(self) -> ReadHandle:
         """The file. Raises StoreError where it is gone: a compaction and a vacuum went by, or somebody removed it."""
-        try:
+        with reading(self.file):
             return self.filesystem.open(self.file)
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.file}: wanted a part of the snapshot, got no file; open a new one") from error
-        except OSError as error:
-            raise _unreadable(self.file, error) from error
 
     def check_head(self) -> None:
         """Raises CorruptionError unless the opening of the file holds its sum. Reading rows does not need it."""
+        end = self.tail.batches[0].offset if self.tail.batches else self.size
         handle = self.open()
         try:
-            end = self.tail.batches[0].offset if self.tail.batches else self.size
-            frame.check_head(handle.read(0, end), f"{self.file}: head")
+            with reading(self.file):
+                head = handle.read(0, end)
         finally:
             handle.close()
+        frame.check_head(head, f"{self.file}: head")
+
+
+def places(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
+    """Where those of some columns that a file has stand in it; where it has none of them, one that is small.
+
+    Never none: rows are counted by the columns they come in, and Arrow takes none for all.
+    """
+    found = [place for place, name in enumerate(schema.names) if name in columns]
+    return found or sorted(range(len(schema)), key=lambda place: pa.types.is_nested(schema.field(place).type))[:1]
+
+
+@contextmanager
+def reading(file: str) -> Generator[None]:
+    """What the operating system does not let one read of a part, as a StoreError; what is one stays what it is."""
+    try:
+        yield
+    except RollstoreError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreError(f"{file}: wanted a part of the snapshot, got no file; open a new one") from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
 
 
 def open_part(filesystem: Filesystem, table: str, name: str) -> Part:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.errors import StoreError
 from rollstore.schema import TABLES
 from rollstore.store.compact import Progress
 from rollstore.store.dropping import without
@@ -41,6 +42,10 @@ class Keep:
     def __post_init__(self) -> None:
         if self.age is None and not self.runs and self.versions is None:
             raise ValueError("keep: wanted an age, runs or versions, got none of them: nothing would stay")
+        if isinstance(self.runs, str):
+            raise TypeError(f"keep: runs: wanted a tuple of names, got the text {self.runs!r}")
+        if not all(self.runs):
+            raise ValueError(f"keep: runs: wanted names, got an empty one among {self.runs!r}")
         if self.age is not None and self.age < timedelta(0):
             raise ValueError(f"keep: age: wanted a time that is not negative, got {self.age}")
         first, last = self.versions or (None, None)
@@ -53,11 +58,15 @@ class Keep:
             raise ValueError(f"keep: versions: wanted a first one that is not after the last, got {first} and {last}")
 
     def __str__(self) -> str:
-        rules = [] if self.age is None else [f"age={self.age.total_seconds():g}s"]
-        rules += [f"run={run}" for run in self.runs]
-        if self.versions is not None:
-            rules.append("version={}..{}".format(*("" if end is None else end for end in self.versions)))
-        return " ".join(rules)
+        return " ".join([*([] if self.age is None else [f"age={self.age.total_seconds():g}s"]), *self.named])
+
+    @property
+    def named(self) -> list[str]:
+        """The runs and versions, each as a text."""
+        runs = [f"run={run}" for run in self.runs]
+        if self.versions is None:
+            return runs
+        return [*runs, "version={}..{}".format(*("" if end is None else end for end in self.versions))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +94,28 @@ def retain(snapshot: Snapshot, keep: Keep, *, dry_run: bool = False, progress: P
 
     One entry of the log, so all of it or nothing; the files stay until vacuum removes them. Rows in journals stay, and
     so do the other segments of their rollouts; rows about rollouts that are not in the snapshot stay too. None where
-    another compaction was faster. Raises CorruptionError where a part is damaged, OSError where the disk refuses. In
-    both cases nothing is changed.
+    another compaction was faster. Raises StoreError where rollouts would go and no row is of some run or version that
+    is to be kept, which a slip of the pen is known by; CorruptionError where a part is damaged, OSError where the disk
+    refuses. Nothing is changed then.
     """
     since = None if keep.age is None else _before(datetime.fromtimestamp(now(snapshot.filesystem), UTC), keep.age)
     held = [*snapshot.parts("rollouts"), *snapshot.views("rollouts")]
     ids: list[pa.Array] = []
     wanted: list[_Bools] = [np.zeros(0, bool)]
+    unmet = dict.fromkeys(keep.named)
     for source in held:
         for batch in source.batches(_COLUMNS):
             ids.append(batch.column(_ID))
-            wanted.append(_rows(batch, keep, since) if isinstance(source, Part) else np.ones(batch.num_rows, bool))
+            own = _rows(batch, keep, since, unmet)
+            wanted.append(own if isinstance(source, Part) else np.ones(batch.num_rows, bool))
     every = _texts(ids)
     staying = _within(every, every.filter(pa.array(np.concatenate(wanted))))
     gone = every.filter(pa.array(~staying))
+    if unmet and len(gone):
+        raise StoreError(
+            f"{snapshot.filesystem.locate('').rstrip('/')}: keep: wanted runs and versions that are there, "
+            f"got {', '.join(unmet)}, which no row has: nothing is retired"
+        )
     dropped = {"rollouts": _by_part(held, ~staying)}
     for table in TABLES:
         if table != "rollouts" and len(gone):
@@ -120,27 +137,29 @@ def _before(moment: datetime, age: timedelta) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-def _rows(batch: pa.RecordBatch, keep: Keep, since: datetime | None) -> _Bools:
-    """bool [rows]: which rows some rule wants, or no rule can tell."""
+def _rows(batch: pa.RecordBatch, keep: Keep, since: datetime | None, unmet: dict[str, None]) -> _Bools:
+    """bool [rows]: which rows some rule wants, or no rule can tell. Rules that want one are no longer `unmet`."""
 
     def column(name: str) -> pa.Array:
         known = TABLES["rollouts"].by_name[name].type
         return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, known)
 
     wanted, told = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
-    for rule in _rules(column, keep, since):
-        wanted |= pc.fill_null(rule, pa.scalar(False, pa.bool_())).to_numpy(zero_copy_only=False)
+    for name, rule in _rules(column, keep, since):
+        chosen = pc.fill_null(rule, pa.scalar(False, pa.bool_())).to_numpy(zero_copy_only=False)
+        if chosen.any():
+            unmet.pop(name, None)
+        wanted |= chosen
         told |= pc.is_valid(rule).to_numpy(zero_copy_only=False)
     return wanted | ~told
 
 
-def _rules(column: Callable[[str], pa.Array], keep: Keep, since: datetime | None) -> Iterator[pa.Array]:
-    """bool [rows] of each rule, null where the value asked for is."""
+def _rules(column: Callable[[str], pa.Array], keep: Keep, since: datetime | None) -> Iterator[tuple[str, pa.Array]]:
+    """(its text, bool [rows]) of each rule, null where the value asked for is."""
     if since is not None:
-        yield pc.greater_equal(column("written_at"), pa.scalar(since, pa.timestamp("us", "UTC")))
-    if keep.runs:
-        run = column("run_id")
-        yield pc.if_else(pc.is_valid(run), pc.is_in(run, value_set=pa.array(keep.runs, run.type)), None)
+        yield "age", pc.greater_equal(column("written_at"), pa.scalar(since, pa.timestamp("us", "UTC")))
+    for run, text in zip(keep.runs, keep.named, strict=False):
+        yield text, pc.equal(column("run_id"), pa.scalar(run, pa.string()))
     first, last = keep.versions or (None, None)
     ends: list[pa.Array] = []
     if first is not None:
@@ -148,7 +167,7 @@ def _rules(column: Callable[[str], pa.Array], keep: Keep, since: datetime | None
     if last is not None:
         ends.append(pc.less_equal(column("weight_version_min"), pa.scalar(last, pa.int64())))
     if ends:
-        yield reduce(pc.and_kleene, ends)
+        yield keep.named[-1], reduce(pc.and_kleene, ends)
 
 
 def _texts(arrays: list[pa.Array]) -> pa.ChunkedArray:

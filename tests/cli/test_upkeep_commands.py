@@ -121,6 +121,7 @@ def test_vacuum_keeps_the_runs_and_versions_asked_for_and_says_what_goes_first(s
         (["3d", "4d"], "got '4d'"),
         (["version="], "got neither"),
         (["version=9..4"], "not after the last"),
+        (["run="], "got 'run='"),
     ],
 )
 def test_vacuum_refuses_rules_that_mean_nothing(rules: list[str], said: str, store: str, run: Run) -> None:
@@ -128,6 +129,16 @@ def test_vacuum_refuses_rules_that_mean_nothing(rules: list[str], said: str, sto
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--json"]])
+def test_vacuum_refuses_a_name_that_no_row_has_and_lets_nothing_go(more: list[str], store: str, run: Run) -> None:
+    two_runs(store)
+    before = run("ls", store, "--json").stdout
+    result = run("vacuum", store, "--keep", "run=oen", "--keep", "version=2..", *more)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "got run=oen, which no row has: nothing is retired" in result.stderr
+    assert run("ls", store, "--json").stdout == before
 
 
 def test_one_of_two_contents_is_dropped_by_the_origin_that_verify_names(store: str, run: Run) -> None:

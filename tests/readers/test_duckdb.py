@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from rollstore.errors import CorruptionError
-from rollstore.readers.arrow import dataset
+from rollstore.readers.arrow import dataset, opened
 from rollstore.readers.duckdb import VIEWS, connect, lock
 from rollstore.readers.flat import ACTIONS, Flattened
 from rollstore.schema import Rollout, Sampler, Span, to_table
@@ -501,9 +501,27 @@ def test_actions_of_parts_that_cannot_hold_the_answer_stay_closed_and_none_is_lo
 
 def test_a_column_that_only_some_parts_have_is_null_in_the_others(store: Store) -> None:
     write(store, rollout("old"))
-    write(store, rollout("new", extra={"x_cost": 3}))
+    write(store, rollout("new", extra={"x_cost": 3, "x_list": [1, 2]}))
     with connect(store) as connection:
         assert ask(connection, "SELECT rollout_id, x_cost FROM rollouts ORDER BY 1") == [("new", 3), ("old", None)]
+        assert ask(connection, "SELECT x_cost FROM rollouts ORDER BY 1") == [(3,), (None,)]
+        assert ask(connection, "SELECT x_list FROM rollouts ORDER BY 1") == [([1, 2],), (None,)]
+        assert ask(connection, "SELECT count(*), count(x_list), sum(x_cost) FROM rollouts") == [(2, 1, 3)]
+        assert ask(connection, "SELECT count(*) FROM rollouts WHERE x_cost IS NULL") == [(1,)]
+
+
+def test_of_a_file_that_lacks_what_is_asked_for_one_column_of_single_values_is_read(store: Store) -> None:
+    write(store, rollout("a"))
+    with store.writer() as writer:
+        writer.append(rollout("b"))
+        writer.flush()
+        snapshot = store.snapshot()
+        (part,), (view,) = snapshot.parts("rollouts"), snapshot.views("rollouts")
+        for batch in (
+            opened(part, ["x_no"]).get_batch(0), part.batch(0, ["x_no"]), *part.batches([]), view.batch(0, ["x_no"])
+        ):  # fmt: skip
+            assert (batch.num_rows, batch.num_columns) == (1, 1)
+            assert not pa.types.is_nested(batch.schema.types[0])
 
 
 def test_uses_of_a_step_that_was_done_again_are_superseded(store: Store) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 
 import rollstore
 from rollstore.errors import StoreError
+from rollstore.exchange import export_jsonl
+from rollstore.readers.duckdb import connect
 from rollstore.readers.order import epoch_order
+from rollstore.readers.polars import scan
 from rollstore.readers.torch import RolloutLoader
 from rollstore.store.store import Store
 from tests.readers.samples import rollout, write
@@ -88,6 +93,24 @@ def test_an_argument_that_cannot_be_meant_is_refused_by_name(store: Store, optio
         RolloutLoader(store, **given)
     assert str(refused.value).startswith(said)
     assert "\n" not in str(refused.value)
+
+
+def test_a_snapshot_of_another_store_is_refused_wherever_both_are_taken(store: Store, tmp_path: Path) -> None:
+    write(store, rollout("a"))
+    other = rollstore.open(tmp_path / "other", create=True)
+    write(other, rollout("b"))
+    link = tmp_path / "link"
+    link.symlink_to(store.path)
+    takes: list[Callable[..., Any]] = [
+        lambda **given: RolloutLoader(store, tokens_per_batch=9, **given),
+        lambda **given: connect(store, **given).close(),
+        lambda **given: scan(store, **given),
+        lambda **given: export_jsonl(store, tmp_path / secrets.token_hex(4), **given),
+    ]
+    for take in takes:
+        with pytest.raises(ValueError, match=r"snapshot: wanted one of the store .*/store, got one of .*/other$"):
+            take(snapshot=other.snapshot())
+        take(snapshot=rollstore.open(link).snapshot())
 
 
 def test_a_path_is_no_store(store: Store) -> None:

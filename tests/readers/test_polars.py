@@ -66,6 +66,16 @@ def test_a_head_reads_no_more_rows_than_asked(store: Store) -> None:
     assert scan(store).select(pl.len()).collect().item() == 20
 
 
+def test_a_column_that_only_some_parts_have_is_null_in_the_others(store: Store) -> None:
+    write(store, rollout("old"))
+    write(store, rollout("new", extra={"x_cost": 3, "x_list": [1, 2]}))
+    frame = scan(store)
+    for name, value in (("x_cost", 3), ("x_list", [1, 2])):
+        found = frame.select(name).collect()[name].to_list()
+        assert sorted(found, key=lambda one: one is None) == [value, None]
+    assert frame.filter(pl.col("x_cost").is_null()).select("x_cost").collect().height == 1
+
+
 def test_rows_written_twice_count_once(store: Store) -> None:
     write(store, rollout("a"), rollout("b"))
     write(store, rollout("b"), rollout("c"))

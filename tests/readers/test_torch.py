@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from rollstore import losses
 from rollstore.batch import TokenBatch, collate
 from rollstore.errors import (
     CorruptionError,
@@ -25,8 +29,10 @@ from rollstore.errors import (
     UnsupportedRecordError,
     VersionError,
 )
-from rollstore.readers.torch import RolloutLoader, check_ranks
-from rollstore.schema import Heads, to_table
+from rollstore.readers import rows as reading
+from rollstore.readers.arrow import dataset
+from rollstore.readers.torch import RolloutLoader, as_arrow, check_ranks
+from rollstore.schema import Heads, Media, Span, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
 from tests.batch.test_packing import equal, mixed
@@ -385,6 +391,35 @@ def test_anchor_and_reference_come_from_the_named_evaluations(filled: Store) -> 
         RolloutLoader(filled, tokens_per_batch=30, anchor="some")
 
 
+def evaluation(name: str, rollouts: list[str], **columns: pa.Array) -> pa.Table:
+    segments = pa.array([0] * len(rollouts), pa.int32())
+    return pa.table({"evaluation_id": [name] * len(rollouts), "rollout_id": rollouts, "segment": segments, **columns})
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_an_evaluation_without_log_probs_as_an_anchor_leaves_them_unknown(store: Store, sealed: bool) -> None:
+    write(store, rollout("a"), rollout("b"))
+    floats = pa.list_(pa.float32())
+    for rows in (
+        evaluation("critic", ["a", "b"], values=pa.array([[1.0] * 4] * 2, floats)),
+        evaluation("some", ["a"], values=pa.array([[1.0] * 4], floats)),
+        evaluation("some", ["b"], logprobs=pa.array([[-0.5] * 4], floats)),
+    ):
+        writer = store.writer(table="evaluations")
+        writer.append(rows)
+        writer.flush()
+        if sealed:
+            writer.close()
+        else:
+            writer.after_fork()  # as if its process had died: the rows stay in the journal
+    for window in (1, 1 << 22):
+        batches = list(RolloutLoader(store, rollouts_per_batch=1, anchor="critic", reference="some", window=window))
+        found = {batch.rollout_ids[0]: batch for batch in batches}
+        for unknown in (found["a"].anchor_logprobs, found["b"].anchor_logprobs, found["a"].reference_logprobs):
+            assert unknown is None or bool(unknown.isnan().all())
+        assert found["b"].reference_logprobs.tolist() == [-0.5] * 4
+
+
 def test_rewards_can_come_from_named_scores(store: Store) -> None:
     write(
         store,
@@ -445,6 +480,86 @@ def test_a_damaged_part_is_refused(store: Store) -> None:
     Path(part.path).write_bytes(data)
     with pytest.raises(CorruptionError, match=part.name):
         RolloutLoader(open_store(store.path), tokens_per_batch=99)
+
+
+def a_folder(part: Path) -> None:
+    part.unlink()
+    part.mkdir()
+
+
+@pytest.mark.parametrize("columns", [(), "all"])
+@pytest.mark.parametrize("how", [Path.unlink, a_folder, lambda part: part.parent.rename(part.parent.with_name("away"))])
+def test_a_part_that_went_after_the_loader_was_made_is_an_error_of_ours(store: Store, columns: Any, how: Any) -> None:
+    write(store, *[rollout(f"r{n}") for n in range(20)])
+    (part,) = store.parts("rollouts")
+    snapshot = store.snapshot()
+    everything = dataset(snapshot, "rollouts")
+    asked = tuple(snapshot.schema("rollouts").names) if columns else ()
+    loader = RolloutLoader(store, tokens_per_batch=99, make=as_arrow, columns=asked)
+    how(Path(part.path))
+    for read in (
+        lambda: list(loader),
+        lambda: everything.to_table(columns=["rollout_id"]),
+        lambda: everything.to_table(filter=pc.field("step") == 0),
+        lambda: list(part.batches()),
+        part.check_head,
+    ):
+        with pytest.raises(StoreError, match=part.name):
+            read()
+
+
+def test_a_store_at_a_path_that_is_no_text_loads_like_any_other(tmp_path: Path) -> None:
+    store = open_store(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"), create=True)
+    records = [rollout(f"r{n}", entropies=[0.5] * 4) for n in range(9)]
+    write(store, *records)
+    (batch,) = RolloutLoader(store, tokens_per_batch=99)
+    assert sorted(batch.rollout_ids) == [record.rollout_id for record in records]
+    assert batch.behavior_logprobs.sum().item() == pytest.approx(sum(r.logprobs.values.sum() for r in records))
+
+
+LOADED = """
+import sys, rollstore
+from rollstore.readers.torch import RolloutLoader
+store = rollstore.open(sys.argv[1])
+it = iter(RolloutLoader(store, rollouts_per_batch=1))
+next(it)
+"""
+SCANNED = """
+import sys, rollstore
+import pyarrow.compute as pc
+from rollstore.readers.arrow import dataset
+store = rollstore.open(sys.argv[1])
+it = dataset(store.snapshot(), "rollouts").scanner(filter=pc.field("segment") == 0).to_batches()
+next(it)
+"""
+
+
+@pytest.mark.parametrize("script", [LOADED, SCANNED], ids=["loaded", "scanned"])
+def test_a_script_may_end_with_an_iterator_left_open(store: Store, script: str) -> None:
+    for n in range(8):
+        write(store, rollout(f"r{n}"))
+    command = [sys.executable, "-c", script, store.path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("column", "most"),
+    [
+        (pa.array([[[True] * 100], [[False] * 300]]), 400),
+        (pa.array([[True] * 9, [], None, [False] * 4]), 13),
+        (pa.array([["x" * 50, "y" * 30], ["z" * 9]]), 89),
+        (pa.array([[{"a": [1] * 70}], [{"a": [2] * 5}] * 2], pa.list_(pa.struct([("a", pa.list_(pa.int32()))]))), 80),
+        (pa.array([[("k" * 60, True)], [("l", False)] * 4], pa.map_(pa.string(), pa.bool_())), 64),
+        (pa.array([[[True] * 40, [False] * 9], None], pa.list_(pa.list_(pa.bool_()), 2)), 49),
+        (pa.array(["x" * 70, "y"]), 71),
+    ],
+    ids=lambda given: str(getattr(given, "type", given)),
+)
+def test_what_offsets_count_is_counted_in_any_depth_and_for_a_slice_alone(column: pa.Array, most: int) -> None:
+    assert most <= reading._items(column) <= most + 24
+    assert reading._items(pa.concat_arrays([column, column]).slice(len(column))) <= most + 24
+    assert reading._items(column.slice(0, 0)) <= 24
 
 
 def test_impossible_arguments_are_refused(filled: Store) -> None:
@@ -541,3 +656,82 @@ def test_any_rows_loaded_together_are_those_rows(store: Store, window: int) -> N
         if heads is not None:
             assert torch.equal(batch.heads.counts, heads.counts)
             assert torch.equal(batch.heads.tokens, heads.tokens)
+
+
+WITH_ALL: dict[str, Any] = {
+    "extra": {"x_a": [1.0, 2.0], "x_v": 0.5},
+    "heads": Heads(size=1, tokens=[5, 6], logprobs=[-0.5, -0.25]),
+    "head_kind": "behavior",
+    "support_counts": [1, 1],
+    "support_tokens": [3, 4],
+}
+ASKED: dict[str, Any] = {
+    "heads": True,
+    "columns": ("support_counts", "support_tokens"),
+    "extra": {"advantages": "x_a", "final_values": "x_v"},
+    "anchor": "e",
+    "reference": "e",
+}
+
+
+@pytest.fixture
+def uneven(store: Store) -> Store:
+    """Seven rollouts of two actions: the last two have all that can be asked for, and only these were evaluated."""
+    write(
+        store,
+        *[rollout(f"r{n}", tokens=4) for n in range(5)],
+        *[rollout(f"r{n}", tokens=4, **WITH_ALL) for n in (5, 6)],
+    )
+    evaluated = {"evaluation_id": ["e"] * 7, "rollout_id": [f"r{n}" for n in range(7)]}
+    columns = {
+        "segment": pa.array([0] * 7, pa.int32()),
+        "logprobs": pa.array([None] * 5 + [[-1.0, -2.0]] * 2, pa.list_(pa.float32())),
+    }
+    store.append("evaluations", pa.table({**evaluated, **columns}))
+    return store
+
+
+@pytest.mark.parametrize("window", [1, 1 << 22])
+def test_a_batch_does_not_depend_on_which_rollouts_were_read_with_it(uneven: Store, window: int) -> None:
+    def loader(window: int) -> RolloutLoader:
+        return RolloutLoader(uneven, rollouts_per_batch=1, window=window, **ASKED)
+
+    whole = {batch.rollout_ids[0]: batch for batch in loader(window)}
+    for begun in range(7):
+        resumed = loader(window)
+        resumed.load_state_dict(resumed.state_after(begun))
+        for batch in resumed:
+            assert equal(batch, whole[batch.rollout_ids[0]])
+    lacking, having = whole["r0"], whole["r6"]
+    assert lacking.heads is not None
+    assert lacking.heads.counts.tolist() == [0, 0]
+    assert having.heads is not None
+    assert having.heads.tokens.tolist() == [5, 6]
+    assert lacking.support is not None
+    assert lacking.support.counts.tolist() == [0, 0]
+    for name in ("advantages", "anchor_logprobs", "reference_logprobs", "final_values"):
+        assert torch.isnan(getattr(lacking, name)).all(), name
+        assert not torch.isnan(getattr(having, name)).any(), name
+
+
+def test_a_batch_without_rows_has_every_field_that_was_asked_for(uneven: Store) -> None:
+    (empty,) = [
+        batch
+        for rank in range(4)
+        for batch in RolloutLoader(uneven, rollouts_per_batch=1, rank=rank, world_size=4, **ASKED)
+        if not batch.rows
+    ]
+    for name in ("advantages", "anchor_logprobs", "reference_logprobs", "final_values", "heads", "support"):
+        assert getattr(empty, name) is not None, name
+    loss, _ = losses.ppo_clip(empty, empty.behavior_logprobs.clone())
+    assert loss.item() == 0
+
+
+def test_media_of_other_rollouts_do_not_show_in_a_batch_without_any(store: Store) -> None:
+    shown = Span(start=0, length=2, is_action=False, role="user", media=(Media(kind="image", count=1),))
+    drawn = Span(start=2, length=2, is_action=True, role="assistant", sampler=0)
+    write(store, rollout("a", tokens=4), rollout("b", tokens=4, spans=(shown, drawn)))
+    found = {batch.rollout_ids[0]: batch.media for batch in RolloutLoader(store, rollouts_per_batch=1)}
+    assert found["a"] is None
+    assert found["b"] is not None
+    assert found["b"].tolist() == [1, 1, 0, 0]

@@ -160,7 +160,7 @@ def test_a_disk_that_may_only_be_read_is_read_and_every_change_is_a_typed_error(
         """
         from rollstore.store.retention import Keep
         store.append("rollouts", [rollout("a"), rollout("b", run_id="gone")])
-        store.append("rollouts", [rollout("c")])
+        store.append("rollouts", [rollout("c", run_id="x")])
         writer = store.writer()
         writer.append(rollout("d"))
         writer.flush()

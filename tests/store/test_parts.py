@@ -73,6 +73,51 @@ def test_the_size_of_a_row_is_told_for_every_type_and_every_slice(array: pa.Arra
     assert row_bytes(array.slice(1, 2)).tolist() == pytest.approx(sizes[1:].tolist())
 
 
+KEYS = [f"reward/of/some/component/{n}" for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([[(key, 1.0) for key in KEYS], None, [], [("k" * 900, 2.0)]], pa.map_(pa.string(), pa.float32())),
+        pa.array([[(key, key) for key in KEYS], [("a", "b")]], pa.map_(pa.string(), pa.string())),
+        pa.array(
+            [[[(key, 1) for key in KEYS]], [], None, [[("a", 2)]] * 9], pa.list_(pa.map_(pa.string(), pa.int32()))
+        ),
+        pa.array([{"a": [(key, 1) for key in KEYS]}, None], pa.struct([("a", pa.map_(pa.string(), pa.int64()))])),
+        pa.array([["x" * 900, "y" * 90], None, ["z" * 300, None]], pa.list_(pa.string(), 2)),
+        pa.array([[[1] * 9, [2] * 99], None, [[3] * 999, None]], pa.list_(pa.list_(pa.int32()), 2)),
+        pa.array([[[1.0, 2.0]] * 99, None, [[3.0, 4.0]]], pa.list_(pa.list_(pa.float64(), 2))),
+        pa.array([[["x" * 90, "y"]] * 9, [], [None]], pa.list_(pa.list_(pa.string(), 2))),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_the_size_of_a_row_counts_all_that_is_in_it(array: pa.Array) -> None:
+    for start in range(len(array)):
+        own = array.take(pa.array([start]))
+        assert row_bytes(array)[start] == pytest.approx(own.nbytes, abs=24, rel=0.05)
+        assert row_bytes(array.slice(start, 1))[0] == row_bytes(array)[start]
+
+
+def test_cutting_slices_of_a_large_table_looks_at_their_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counted(array: pa.Array) -> object:
+        seen.append(len(array))
+        return row_bytes(array)
+
+    rows = 1000
+    structs = pa.array([[{"role": "user", "text": "abcdefgh"}] * 3] * rows)
+    maps = pa.array([[("key", "value")] * 3] * rows, pa.map_(pa.string(), pa.string()))
+    texts = pa.array([[["abc", "de"]] * 3] * rows)
+    parent = pa.RecordBatch.from_arrays([structs, maps, texts], names=["structs", "maps", "texts"])
+    monkeypatch.setattr("rollstore.store.batching.row_bytes", counted)
+    cut = list(filled((parent.slice(start, 10) for start in range(0, rows, 10)), 1000))
+    assert sum(batch.num_rows for batch in cut) == rows
+    assert pa.Table.from_batches(cut).equals(pa.Table.from_batches([parent]))
+    assert max(seen) <= 10 * 3 * 2
+
+
 def test_a_column_of_nulls_is_left_out_of_the_file(place: LocalFilesystem) -> None:
     write_part(place, "scores", NAME, table(a=[1, 2], b=pa.nulls(2, pa.list_(pa.string())), c=["x", None]))
     part = open_part(place, "scores", NAME)

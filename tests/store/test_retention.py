@@ -67,7 +67,7 @@ def test_old_rollouts_go_and_those_of_a_run_or_version_that_is_kept_stay(store: 
         ((41, None), {"late", "across", "unknown"}),
         ((None, 40), {"early", "across", "unknown"}),
         ((40, 40), {"early", "across", "unknown"}),
-        ((50, 60), {"unknown"}),
+        ((42, 60), {"late", "unknown"}),
     ],
 )
 def test_a_version_is_kept_where_any_of_a_rollout_s_weights_was_of_it(
@@ -81,10 +81,32 @@ def test_a_version_is_kept_where_any_of_a_rollout_s_weights_was_of_it(
 
 def test_what_no_rule_can_tell_is_not_thrown_away(store: Store) -> None:
     store.append("rollouts", [rollout("a", run_id="one"), rollout("b"), rollout("c", written_at=days_ago(2))])
+    store.append("rollouts", [rollout("d", run_id="other")])
     store.retain(Keep(runs=("other",)))
-    assert ids(store) == once("b", "c")
+    assert ids(store) == once("b", "c", "d")
     store.retain(Keep(runs=("other",), age=timedelta(days=1)))
-    assert ids(store) == once("b")
+    assert ids(store) == once("b", "d")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "named"),
+    [
+        (Keep(runs=("basline", "base")), "run=basline"),
+        (Keep(runs=("base",), versions=(400, None)), r"version=400\.\."),
+        (Keep(runs=("x",), age=timedelta(days=1)), "run=x"),
+        (Keep(runs=("x", "y"), versions=(2, 2)), "run=x, run=y, version=2..2"),
+    ],
+)
+def test_where_no_row_has_a_run_or_version_to_be_kept_nothing_goes(
+    keep: Keep, named: str, dry_run: bool, store: Store
+) -> None:
+    store.append("rollouts", [of_versions("a", 1, run_id="base"), of_versions("b", 40, run_id="two")])
+    store.append("rollouts", [of_versions("c", 3, run_id="three", written_at=days_ago(9))])
+    with pytest.raises(StoreError, match=f"got {named}, which no row has: nothing is retired"):
+        store.retain(keep, dry_run=dry_run)
+    assert ids(store) == once("a", "b", "c")
+    assert store.retain(Keep(runs=("unknown",), age=timedelta(days=99))).tables == {}, "nothing would go"
 
 
 def test_a_rollout_stays_or_goes_whole_whatever_parts_its_segments_are_in(store: Store) -> None:
@@ -114,8 +136,10 @@ def test_rows_in_journals_stay_and_keep_their_rollouts(store: Store) -> None:
     with store.writer() as writer:
         writer.append([rollout("a", run_id="one", segment=1), rollout("c", run_id="one")])
         writer.flush()
+        writer.append([rollout("d", run_id="two")])
+        writer.flush()
         store.retain(Keep(runs=("two",)))
-        assert sorted(ids(store)) == ["a", "c"]
+        assert sorted(ids(store)) == ["a", "c", "d"]
         assert len(store.get("a")) == 2
     assert ids(store)["a"] == 2
 
@@ -139,6 +163,7 @@ def test_bytes_are_counted_by_the_share_of_rows(store: Store) -> None:
 
 def test_an_entry_of_the_log_says_what_was_kept(store: Store) -> None:
     store.append("rollouts", [of_versions("a", 1, run_id="one")])
+    store.append("rollouts", [of_versions("b", 3, run_id="two")])
     store.retain(Keep(runs=("two",), versions=(3, 9)))
     entry = json.loads((Path(store.path) / commits.entry(1)).read_text())
     assert (entry["reason"], entry["note"], entry["add"]) == ("retain", "run=two version=3..9", {})
@@ -151,10 +176,12 @@ def test_an_entry_of_the_log_says_what_was_kept(store: Store) -> None:
         ({"age": timedelta(days=-1)}, "not negative"),
         ({"versions": (None, None)}, "got neither"),
         ({"versions": (5, 4)}, "not after the last"),
+        ({"runs": ("a", "")}, "got an empty one"),
+        ({"runs": "baseline"}, "got the text 'baseline'"),
     ],
 )
 def test_rules_that_mean_nothing_are_refused(rules: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         Keep(**rules)  # pyright: ignore  the wrong value is the point
 
 

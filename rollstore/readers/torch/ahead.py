@@ -10,30 +10,28 @@ from typing import Any
 import numpy as np
 
 from rollstore.readers.plan import Plan
+from rollstore.store import ahead
 
 PIECE = 1 << 17
 """Tokens that are made into batches at one go: handing work from thread to thread costs as much as a small batch."""
 
 
-class Pool(ThreadPoolExecutor):
-    """One thread; what was not begun when it is left is not done."""
+class Pool(ahead.Pool):
+    """One thread."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(1, **options)
 
-    def __exit__(self, *_: object) -> None:
-        self.shutdown(cancel_futures=True)
 
-
-def pieces(ahead: Plan, steps: range) -> Iterator[list[int]]:
+def pieces(plan: Plan, steps: range) -> Iterator[list[int]]:
     """Neighbouring steps whose batches have at least PIECE tokens a rank, or what is left."""
     together: list[int] = []
     size = 0.0
-    bounds = [*ahead.cuts[:: ahead.world_size].tolist(), len(ahead.units)]
-    ends = np.concatenate([[0], np.cumsum(ahead.tokens)])
+    bounds = [*plan.cuts[:: plan.world_size].tolist(), len(plan.units)]
+    ends = np.concatenate([[0], np.cumsum(plan.tokens)])
     for step in steps:
         together.append(step)
-        size += (ends[bounds[step + 1]] - ends[bounds[step]]) / ahead.world_size
+        size += (ends[bounds[step + 1]] - ends[bounds[step]]) / plan.world_size
         if size >= PIECE:
             yield together
             together, size = [], 0.0
@@ -50,12 +48,12 @@ def in_order(
             for step in steps:
                 yield step, work([step])[0]
         return
-    ahead: deque[tuple[list[int], Future[list[Any]]]] = deque()
+    waiting: deque[tuple[list[int], Future[list[Any]]]] = deque()
     for steps in parts:
-        ahead.append((steps, pool.submit(work, steps)))
-        if len(ahead) > most:
-            first, made = ahead.popleft()
+        waiting.append((steps, pool.submit(work, steps)))
+        if len(waiting) > most:
+            first, made = waiting.popleft()
             yield from zip(first, made.result(), strict=True)
-    while ahead:
-        first, made = ahead.popleft()
+    while waiting:
+        first, made = waiting.popleft()
         yield from zip(first, made.result(), strict=True)
