@@ -99,6 +99,8 @@ class Filesystem(Protocol):
 
 
 class _LocalReadHandle:
+    _fd = -1  # an interrupt may come before the first line of __init__, and close still follows
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
@@ -127,6 +129,8 @@ class _LocalReadHandle:
 
 
 class _LocalWriteHandle:
+    _fd = -1  # as above
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,17 +73,37 @@ class Segment:
         return dict(zip(self.parts, np.bincount(self.part, minlength=len(self.parts)).tolist(), strict=True))
 
 
+class _Known(NamedTuple):
+    """What an index has read: segments that have no part in common, and the parts that are damaged. `covered` are the
+    parts of both, so that what was not read is never taken for read; `live` those of the snapshot looked at last, whose
+    list of names is `seen`.
+    """
+
+    segments: tuple[Segment, ...]
+    damaged: dict[str, tuple[Part, CorruptionError]]
+    covered: frozenset[str]
+    seen: list[str] | None
+    live: frozenset[str]
+
+
+def _known(
+    segments: Sequence[Segment], damaged: dict[str, tuple[Part, CorruptionError]], names: list[str] | None
+) -> _Known:
+    covered = frozenset(damaged).union(*(segment.parts for segment in segments))
+    return _Known(tuple(segments), damaged, covered, names, frozenset(names or ()))
+
+
 class Index:
-    """The id index of one store, as far as this process has built or loaded it. Thread-safe."""
+    """The id index of one store, as far as this process has built or loaded it. Thread-safe.
+
+    What it knows lies in one attribute, set in one step: where an error or Ctrl-C comes in between, nothing was read. A
+    handler of signals may look while we look.
+    """
 
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
-        self._lock, self._process = threading.Lock(), os.getpid()
-        self._segments: list[Segment] | None = None
-        self._covered: set[str] = set()
-        self._seen: list[str] | None = None
-        self._live: frozenset[str] = frozenset()
-        self._damaged: dict[str, tuple[Part, CorruptionError]] = {}
+        self._lock, self._process = threading.RLock(), os.getpid()
+        self._known: _Known | None = None
         self._journals: dict[str, _JournalIds] = {}
 
     def find(self, snapshot: Snapshot, rollout_id: str) -> list[Place]:
@@ -91,11 +111,12 @@ class Index:
 
         Raises CorruptionError where a part that may hold it cannot be read.
         """
-        with self._covering(snapshot) as live:
-            self._refuse_damaged(live, rollout_id)
+        with self._own_lock():
+            known = self._covering(snapshot)
+            _refuse_damaged(known, rollout_id)
             hash_ = xxhash.xxh3_64_intdigest(rollout_id.encode())
-            while (found := self._places(snapshot, live, hash_)) is None:
-                self._cover(snapshot)
+            while (found := self._places(snapshot, known, hash_)) is None:
+                known = self._covering(snapshot)
             for view in snapshot.views(TABLE):
                 ids = self._journal(view).places
                 found += [(view, *place) for place in ids.get(rollout_id, ()) if place[0] < len(view.messages)]
@@ -106,41 +127,42 @@ class Index:
 
         Raises CorruptionError where a part cannot be read.
         """
-        with self._covering(snapshot) as live:
-            self._refuse_damaged(live, None)
-            while (found := self._repeated(snapshot, live)) is None:
-                self._cover(snapshot)
+        with self._own_lock():
+            known = self._covering(snapshot)
+            _refuse_damaged(known, None)
+            while (found := self._repeated(snapshot, known)) is None:
+                known = self._covering(snapshot)
             return sorted(found, key=lambda place: (place[0].name, *place[1:]))
 
-    def _places(self, snapshot: Snapshot, live: frozenset[str], hash_: int) -> list[Place] | None:
+    def _places(self, snapshot: Snapshot, known: _Known, hash_: int) -> list[Place] | None:
         """The places of ids with this hash in parts; None where a segment was wrong and is thrown away."""
         found: dict[tuple[str, int, int], Place] = {}
-        for segment in self._segments or ():
+        for segment in known.segments:
             for name, batch, row in segment.find(hash_):
-                if name in live:
+                if name in known.live:
                     part = snapshot.part(TABLE, name)
                     if not _is_place(part, batch, row) or not _counted(segment, part):
-                        return self._throw_away(segment)
+                        return self._throw_away(known, segment)
                     found[name, batch, row] = (part, batch, row)
-        if not found and any(segment.doubted & live for segment in self._segments or ()):
+        if not found and any(segment.doubted & known.live for segment in known.segments):
             parts = snapshot.parts(TABLE)
-            for segment in self._segments or ():
+            for segment in known.segments:
                 if not all(_counted(segment, part) for part in parts if part.name in segment.doubted):
-                    return self._throw_away(segment)
+                    return self._throw_away(known, segment)
         return [found[place] for place in sorted(found)]
 
-    def _repeated(self, snapshot: Snapshot, live: frozenset[str]) -> list[Place] | None:
+    def _repeated(self, snapshot: Snapshot, known: _Known) -> list[Place] | None:
         """As `repeated`, in any order; None where a segment was wrong and is thrown away.
 
         Parts are asked how many rows they have as they are known: to read the end of each would take too long.
         """
         keys: list[npt.NDArray[np.uint64]] = []
-        for segment in self._segments or ():
+        for segment in known.segments:
             if segment.doubted and any(
                 segment.places[part.name] != part.rows for part in snapshot.parts(TABLE) if part.name in segment.doubted
             ):
-                return self._throw_away(segment)
-            rows = np.flatnonzero(np.array([name in live for name in segment.parts], bool)[segment.part])
+                return self._throw_away(known, segment)
+            rows = np.flatnonzero(np.array([name in known.live for name in segment.parts], bool)[segment.part])
             keys.append(segment.key[rows])
         views = snapshot.views(TABLE)
         keys += [self._journal(view).keys_of(len(view.messages)) for view in views]
@@ -148,99 +170,104 @@ class Index:
         if not len(twice):
             return []
         places: dict[tuple[str, int, int], Place] = {}
-        for segment in self._segments or ():
+        for segment in known.segments:
             for n in np.flatnonzero(np.isin(segment.key, twice)).tolist():
                 name, batch, row = segment.parts[segment.part[n]], int(segment.batch[n]), int(segment.row[n])
-                if name in live:
+                if name in known.live:
                     part = snapshot.part(TABLE, name)
                     if not _is_place(part, batch, row):
-                        return self._throw_away(segment)
+                        return self._throw_away(known, segment)
                     places[name, batch, row] = (part, batch, row)
         found = [*places.values()]
         for view in views:
             found += [(view, *place) for place in self._journal(view).among(twice, len(view.messages))]
         return found
 
-    def _throw_away(self, segment: Segment) -> None:
+    def _throw_away(self, known: _Known, segment: Segment) -> None:
         """Forget a segment, so that its parts are read again."""
-        self._segments = [other for other in self._segments or () if other is not segment]
-        self._covered -= set(segment.parts)
-        if segment.file is not None:
-            with suppress(OSError):
-                self._filesystem.delete(segment.file)
+        self._delete([segment])
+        self._known = _known([other for other in known.segments if other is not segment], known.damaged, None)
 
-    @contextmanager
-    def _covering(self, snapshot: Snapshot) -> Generator[frozenset[str]]:
-        """Hold the index while it knows the parts of a snapshot, whose names are handed out."""
+    def _own_lock(self) -> threading.RLock:
+        """The lock of this process: of a parent's, another thread may have held it at the fork."""
         if self._process != os.getpid():
-            self._lock, self._process = threading.Lock(), os.getpid()  # a thread of the parent may have held it
-        with self._lock:
-            if self._seen is not snapshot.names[TABLE]:
-                self._cover(snapshot)
-                self._seen, self._live = snapshot.names[TABLE], frozenset(snapshot.names[TABLE])
-            yield self._live
-
-    def _refuse_damaged(self, live: frozenset[str], rollout_id: str | None) -> None:
-        for name, (part, error) in self._damaged.items():
-            ids = part.statistics.ranges.get(ID)
-            if name in live and (ids is None or rollout_id is None or ids.min <= rollout_id <= ids.max):
-                raise error
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
 
     def _journal(self, view: JournalView) -> _JournalIds:
         return self._journals.setdefault(view.name, _JournalIds()).upto(view)
 
-    def _cover(self, snapshot: Snapshot) -> None:
-        if self._segments is None:
-            self._segments = []
-            for segment in sorted(_load(self._filesystem), key=lambda segment: -len(segment.hash)):
-                self._segments += self._unknown(segment)
-        missing = [name for name in snapshot.names[TABLE] if name not in self._covered]
-        if not missing:
-            return
+    def _covering(self, snapshot: Snapshot) -> _Known:
+        """What is known once the parts of a snapshot are covered. Raises what reading them does, and then knows no more
+        than before."""
+        names = snapshot.names[TABLE]
+        known = self._loaded() if self._known is None else self._known
+        if known.seen is names:
+            return known
+        if all(name in known.covered for name in names):
+            self._known = known._replace(seen=names, live=frozenset(names))
+            return self._known
         self._journals = {
             view.name: self._journals[view.name] for view in snapshot.journals if view.name in self._journals
         }
         read: list[tuple[str, list[pa.RecordBatch]]] = []
         damaged: dict[str, tuple[Part, CorruptionError]] = {}
-        parts = [part for part in snapshot.parts(TABLE) if part.name not in self._covered]
+        parts = [part for part in snapshot.parts(TABLE) if part.name not in known.covered]
         expect(self._filesystem, [part.file for part in parts])
         for part in parts:
             try:
                 read.append((part.name, list(part.batches(KEY))))
             except CorruptionError as error:
                 damaged[part.name] = (part, error)
-        # All of them or, where reading ended in an error, none: what is covered and in no segment is never found.
-        self._damaged |= damaged
-        self._covered |= {part.name for part in parts}
-        if read:
-            self._segments.append(_segment(read))
-            self._merge(self._segments, set(snapshot.names[TABLE]))
+        segments = self._with(known.segments, read, set(names))
+        self._known = _known(segments, known.damaged | damaged, names)
+        kept = {segment.file for segment in segments}
+        self._delete([segment for segment in known.segments if segment.file not in kept])
+        return self._known
 
-    def _unknown(self, segment: Segment) -> list[Segment]:
-        """A loaded segment without the parts that another one covers, as where two processes built one at a time: a row
-        that stands in two would count as repeated."""
-        new = set(segment.parts) - self._covered
-        if len(new) < len(segment.parts) and segment.file is not None:
-            with suppress(OSError):
-                self._filesystem.delete(segment.file)
-            segment = _merged([segment], new)
-        self._covered |= new
-        return [segment] if new else []
+    def _loaded(self) -> _Known:
+        """The segments in cache/, each without the parts that a larger one covers, as where two processes built one at
+        a time: a row that stands in two would count as repeated."""
+        kept: list[Segment] = []
+        covered: set[str] = set()
+        for segment in sorted(_load(self._filesystem), key=lambda segment: -len(segment.hash)):
+            new = set(segment.parts) - covered
+            if len(new) < len(segment.parts):
+                self._delete([segment])
+            if new:
+                kept.append(segment if len(new) == len(segment.parts) else _merged([segment], new))
+            covered |= new
+        return _known(kept, {}, None)
 
-    def _merge(self, segments: list[Segment], live: set[str]) -> None:
-        """Merge while a segment is not much larger than the next; then keep the large ones on disk."""
-        segments.sort(key=lambda segment: -len(segment.hash))
+    def _with(
+        self, known: Sequence[Segment], read: list[tuple[str, list[pa.RecordBatch]]], live: set[str]
+    ) -> list[Segment]:
+        """The segments with one more of what was read: merged while one is not much larger than the next, the large
+        ones kept on disk."""
+        if not read:
+            return [*known]
+        segments = sorted([*known, _segment(read)], key=lambda segment: -len(segment.hash))
         while len(segments) > 1 and len(segments[-2].hash) <= 2 * len(segments[-1].hash):
             small, large = segments.pop(), segments.pop()
             segments.append(_merged([large, small], live))
-            for old in (small, large):
-                if old.file is not None:
-                    with suppress(OSError):
-                        self._filesystem.delete(old.file)
         with suppress(OSError):  # a folder we may only read: the index lives as long as the process
             for number, segment in enumerate(segments):
                 if segment.file is None and len(segment.hash) + _A_PART * len(segment.parts) >= _WORTH_KEEPING:
                     segments[number] = _save(self._filesystem, segment)
+        return segments
+
+    def _delete(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            if segment.file is not None:
+                with suppress(OSError):
+                    self._filesystem.delete(segment.file)
+
+
+def _refuse_damaged(known: _Known, rollout_id: str | None) -> None:
+    for name, (part, error) in known.damaged.items():
+        ids = part.statistics.ranges.get(ID)
+        if name in known.live and (ids is None or rollout_id is None or ids.min <= rollout_id <= ids.max):
+            raise error
 
 
 class _JournalIds:
@@ -253,9 +280,12 @@ class _JournalIds:
     def upto(self, view: JournalView) -> _JournalIds:
         for number in range(len(self._keys), len(view.messages)):
             ids, segments = (column.to_pylist() for column in view.batch(number, KEY).columns)
-            self._keys.append(_hashes(ids, segments)[1])
+            keys = _hashes(ids, segments)[1]
             for row, id_ in enumerate(ids):
-                self.places.setdefault(id_, []).append((number, row))
+                places = self.places.setdefault(id_, [])
+                if not places or places[-1] < (number, row):  # an interrupted call may have noted it
+                    places.append((number, row))
+            self._keys[number:] = [keys]  # last: the message was read
         return self
 
     def keys_of(self, messages: int) -> npt.NDArray[np.uint64]:
@@ -296,20 +326,20 @@ def _segment(read: list[tuple[str, list[pa.RecordBatch]]]) -> Segment:
 
 def _merged(segments: list[Segment], live: set[str]) -> Segment:
     """One segment of several, without the parts that are no longer live."""
-    parts: list[str] = []
+    parts: dict[str, None] = {}  # in order
     columns: list[list[Any]] = [[], [], [], [], []]
     for segment in segments:
         number = np.full(len(segment.parts), -1, np.int32)
         for i, name in enumerate(segment.parts):
             if name in live and name not in parts:
                 number[i] = len(parts)
-                parts.append(name)
+                parts[name] = None
         keep = number[segment.part] >= 0
         for column, values in zip(
             columns, (segment.hash, segment.key, number[segment.part], segment.batch, segment.row), strict=True
         ):
             column.append(values[keep])
-    doubted = {name for segment in segments for name in segment.doubted} & set(parts)
+    doubted = {name for segment in segments for name in segment.doubted} & parts.keys()
     return _sorted(tuple(parts), *(np.concatenate(column) for column in columns), doubted=doubted)
 
 

@@ -15,7 +15,7 @@ from rollstore.schema.lazy import lazy
 from rollstore.store import claims, frame, versions
 from rollstore.store.filesystem import Filesystem, ReadHandle, WriteHandle
 from rollstore.store.names import JOURNAL, STAGED, stem
-from rollstore.store.part import FORMAT, FORMAT_KEY, PART_KEY, SOURCE_KEY, TABLE_KEY, check_versions
+from rollstore.store.part import FORMAT, FORMAT_KEY, PART_KEY, SOURCE_KEY, TABLE_KEY, check_versions, places, reading
 
 FOLDER = "journal"
 CUT_KEY = "rollstore.cut"
@@ -49,25 +49,26 @@ class Journal:
     """A journal being written. Not thread-safe: its writer holds a lock.
 
     `rows` and `size` count what was written whole, `synced_rows` what survives power loss. `unsynced` are the
-    messages since, for a successor. After `broken` is set nothing may be written or synced here again.
+    messages since, for a successor. Where `broken` is set nothing may be written or synced here again.
 
     All that counts lies in one attribute, set in one step: an interrupt (Ctrl-C comes between any two) finds a message
-    counted or not, and one that is not counted is written over.
+    counted or not. One that is not counted may be whole and known to a reader, so nothing is written over it: the
+    journal is broken until each write or sync is done.
     """
 
     def __init__(
         self, filesystem: Filesystem, table: str, name: str, schema: pa.Schema, source: str | None,
         cut: Cut | None, carried: Sequence[tuple[bytes, int]],
     ) -> None:  # fmt: skip
-        """Makes the file, locked, with its head and the messages it takes over from an abandoned journal.
+        """Makes the file, locked and synced, with its head and the messages it takes over from an abandoned journal.
 
-        It gets its name only when they are in it and synced: the rows change from one journal to the other at once,
-        and a head that does not hold its sum is damage, never a crash. Raises OSError; then the name was never there.
+        It stands in staging until `publish`: the rows change from one journal to the other at once, and a head that
+        does not hold its sum is damage, never a crash. Raises OSError.
         """
         self.table, self.name = table, name
         self.schema, self.columns = schema, frozenset(schema.names)
         self._messages: list[tuple[bytes, int]] = []
-        self.broken = self._torn = False
+        self.broken = False
         self._filesystem = filesystem
         self._folder_synced = False
         metadata = {FORMAT_KEY: FORMAT, TABLE_KEY: table, PART_KEY: name}
@@ -79,18 +80,34 @@ class Journal:
         content = b"".join((head, *(message for message, _ in carried)))
         rows = sum(rows for _, rows in carried)
         self._extent = _Extent(len(content), rows, rows, 0)
-        staged = f"staging/{name}{STAGED}"
-        self._handle: WriteHandle = filesystem.create(staged)
+        self._staged = f"staging/{name}{STAGED}"
+        self._handle: WriteHandle = filesystem.create(self._staged)
         try:
             self._handle.write(0, content)
             self._handle.sync()
-            filesystem.publish(staged, journal_file(name))
-        except OSError:
+        except BaseException:
             self._handle.close()
+            self._sweep()
             raise
+
+    def publish(self) -> None:
+        """Give it its name. Where this raises, OSError or an interrupt, only `is_published` knows whether it has it."""
+        try:
+            self._filesystem.publish(self._staged, journal_file(self.name))
         finally:
-            with suppress(OSError):  # a staged file that stays is swept up by recover
-                filesystem.delete(staged)
+            self._sweep()
+
+    def is_published(self) -> bool:
+        """Whether the name is there: nobody else makes files of it. Raises OSError where that cannot be told."""
+        try:
+            self._filesystem.open(journal_file(self.name)).close()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _sweep(self) -> None:
+        with suppress(OSError):  # a staged file that stays is swept up by recover
+            self._filesystem.delete(self._staged)
 
     @property
     def size(self) -> int:
@@ -109,37 +126,31 @@ class Journal:
         return self._messages[: self._extent.unsynced]
 
     def write(self, message: bytes, rows: int) -> None:
-        """One message at the end. On OSError nothing of it counts, and the journal may be `broken`."""
+        """One message at the end. On OSError nothing of it counts; the journal is `broken` unless it was cut back."""
+        self.broken = True
         extent = self._extent
-        if self._torn:  # an interrupted call may have left a message that is longer than this one
-            self._handle.truncate(extent.size)
-        self._torn = True
         del self._messages[extent.unsynced :]
         try:
             self._handle.write(extent.size, message)
         except OSError:
-            try:
+            with suppress(OSError):
                 self._handle.truncate(extent.size)
-                self._torn = False
-            except OSError:
-                self.broken = True
+                self.broken = False
             raise
         self._messages.append((message, rows))
         self._extent = _Extent(extent.size + len(message), extent.rows + rows, extent.synced_rows, len(self._messages))
-        self._torn = False
+        self.broken = False
 
     def sync(self) -> None:
-        """All rows written survive power loss. On OSError the journal is `broken`: a second sync would lie."""
-        try:
-            if not self._folder_synced:
-                self._filesystem.sync_folder(FOLDER)
-                self._folder_synced = True
-            self._handle.sync()
-        except OSError:
-            self.broken = True
-            raise
+        """All rows written survive power loss. After an error the journal is `broken`: a second sync would lie."""
+        self.broken = True
+        if not self._folder_synced:
+            self._filesystem.sync_folder(FOLDER)
+            self._folder_synced = True
+        self._handle.sync()
         extent = self._extent
         self._extent = _Extent(extent.size, extent.rows, extent.rows, 0)
+        self.broken = False
 
     def close(self) -> None:
         """Let the file and its lock go. The file stays."""
@@ -205,10 +216,10 @@ class JournalView:
         """One batch, checked again: the file may have been damaged since it was opened."""
         message = self.messages[number]
         where = f"{journal_file(self.name)}: batch {number}"
-        data = self.handle.read(message.offset, message.length)
+        with reading(self.file):
+            data = self.handle.read(message.offset, message.length)
         frame.check_message(data, message, where)
-        fields = None if columns is None else [i for i, name in enumerate(self.schema.names) if name in columns]
-        batch = self._decoder.decode(data, where, fields)
+        batch = self._decoder.decode(data, where, None if columns is None else places(self.schema, columns))
         if batch.num_rows != message.rows:
             raise CorruptionError(f"{where}: wanted {message.rows} rows, got {batch.num_rows}")
         claims.check_rows(batch, self.table, where)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rollstore.errors import CorruptionError
+from rollstore.errors import CorruptionError, RollstoreError, StoreError
+from rollstore.store.commits import read_log
 from rollstore.store.filesystem import Filesystem
 from rollstore.store.journal import FOLDER, Journal, JournalView, journal_file, view_journal
 from rollstore.store.part import open_part, write_part
@@ -25,8 +26,9 @@ def seal(filesystem: Filesystem, table: str, name: str, rows: int, *, last: bool
         try:
             view = view_journal(filesystem, name)
         except FileNotFoundError:
-            if is_published(filesystem, table, name):
-                return  # by a call that was interrupted at its very end
+            # By a call that was interrupted at its very end; since then a compaction may have retired the part.
+            if is_published(filesystem, table, name) or read_log(filesystem).knows(table, name):
+                return
             view = None
         found = 0 if view is None else view.first(rows).rows
         if view is None or found != rows:
@@ -52,7 +54,11 @@ def table_of(view: JournalView) -> pa.Table:
     schema = view.schema.with_metadata(
         {key: value for key, value in view.schema.metadata.items() if key in (b"rollstore.schema", b"rollstore.table")}
     )
-    return pa.Table.from_batches([batch.replace_schema_metadata(schema.metadata) for batch in view.batches()], schema)
+    try:
+        batches = [batch.replace_schema_metadata(schema.metadata) for batch in view.batches()]
+    except StoreError as error:  # to whoever writes, what the system refused is a file system's error
+        raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+    return pa.Table.from_batches(batches, schema)
 
 
 def is_published(filesystem: Filesystem, table: str, name: str) -> bool:
@@ -66,8 +72,10 @@ def is_published(filesystem: Filesystem, table: str, name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class _Job:
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A journal to seal, with its lock: its first `rows` rows; not `last` where a successor has the others."""
+
     journal: Journal
     rows: int
     last: bool
@@ -76,17 +84,18 @@ class _Job:
 class Sealer:
     """Seals the journals of one writer in their order, off its thread; a failure stops it until it is asked again.
 
-    The order matters: a journal that took rows over may become a part only when its predecessor has lost them.
+    The order matters: a journal that took rows over may become a part only when its predecessor has lost them. An
+    interrupt at the start of a thread leaves it running unknown to us, so two may do one job at once, which is no harm.
     """
 
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[Job] = deque()
         self._thread: threading.Thread | None = None
 
-    def add(self, journal: Journal, rows: int, *, last: bool) -> None:
-        """Take over a journal with its lock; `last=False` where a successor has all but its first `rows` rows."""
-        self._jobs.append(_Job(journal, rows, last))
+    def add(self, job: Job) -> None:
+        """Take over a journal. Twice is no harm: what is sealed is sealed."""
+        self._jobs.append(job)
 
     def start(self) -> None:
         """Begin, or try again, in the background."""
@@ -98,7 +107,6 @@ class Sealer:
         """Return when every journal is a part. Raises OSError, CorruptionError; what is left stays for the next try."""
         if self._thread is not None and self._thread.ident is not None:  # None where `start` was interrupted
             self._thread.join()
-        self._thread = None
         self._work()
 
     def forget(self) -> None:
@@ -107,13 +115,13 @@ class Sealer:
             job.journal.close()
 
     def _background(self) -> None:
-        with suppress(OSError, CorruptionError):  # the journals stay, and the next drain says what is wrong
+        with suppress(OSError, RollstoreError):  # the journals stay, and the next drain says what is wrong
             self._work()
 
     def _work(self) -> None:
-        """By one thread at a time: the writer's own lock is held by whoever asks, and `drain` waits for the other."""
-        while self._jobs:
-            job = self._jobs[0]
+        while jobs := [*self._jobs]:
+            job = jobs[0]
             seal(self._filesystem, job.journal.table, job.journal.name, job.rows, last=job.last)
             job.journal.close()
-            self._jobs.popleft()
+            with suppress(ValueError):  # another thread has done it too
+                self._jobs.remove(job)

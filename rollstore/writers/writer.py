@@ -22,7 +22,7 @@ from rollstore.store.columns import held_types, publish_types, read_types
 from rollstore.store.journal import Cut, Journal
 from rollstore.store.names import new_id, part_name
 from rollstore.store.part import without_null_columns
-from rollstore.store.seal import Sealer
+from rollstore.store.seal import Job, Sealer
 from rollstore.store.store import Store
 
 # Arrow looks for pandas at the first value it makes. Not in a writer's thread, a forked child or at exit, where the
@@ -72,7 +72,7 @@ class Writer:
         self._columns: set[str] = set()
         self._pending = _Pending([], 0)
         self._pending_bytes = 0
-        self._written = _Written(0, None, None)
+        self._written = _Written(0)
         self._sealer = Sealer(self._filesystem)
 
     def __enter__(self) -> Writer:
@@ -148,6 +148,7 @@ class Writer:
 
     def _write(self) -> None:
         """Everything pending goes into the journal; if the last one was abandoned, a new one takes over first."""
+        self._settle()
         if self._written.abandoned is not None:
             self._open(self._written.abandoned.schema)
         self._drop_written()  # of a call that was interrupted
@@ -187,45 +188,59 @@ class Writer:
         held = dict(zip(batch.schema.names, batch.columns, strict=True)) | origin
         arrays = [held[f.name] if f.name in held else pa.nulls(batch.num_rows, f.type) for f in journal.schema]
         message = frame.encode_message(pa.RecordBatch.from_arrays(arrays, schema=journal.schema))
-        try:
-            journal.write(message, batch.num_rows)
-        except OSError:
-            if journal.broken:
-                self._abandon(journal)
-            raise
+        journal.write(message, batch.num_rows)
 
     def _open(self, schema: pa.Schema) -> Journal:
         """The next journal. It takes over the unsynced rows of an abandoned one, which then keeps only the synced."""
-        before, _, old = self._written
+        old = self._written.abandoned
         cut = None if old is None else Cut(old.name, old.synced_rows)
         self._sequence += 1
         name = part_name(self._id, self._sequence)
         journal = Journal(
             self._filesystem, self.table, name, schema, self.source, cut, [] if old is None else old.unsynced
         )
-        self._written = _Written(before + (0 if old is None else old.synced_rows), journal, None)
-        if old is not None:
-            self._sealer.add(old, old.synced_rows, last=False)
+        self._written = self._written._replace(unnamed=journal)
+        journal.publish()
+        self._begin(journal)
         return journal
+
+    def _begin(self, journal: Journal) -> None:
+        """The next journal has its name, so by now what it took over counts there."""
+        before, _, old = self._written[:3]
+        job = None if old is None else Job(old, old.synced_rows, last=False)
+        self._written = _Written(before + (0 if old is None else old.synced_rows), journal, leaving=job)
+        self._hand_over()
 
     def _rotate(self) -> None:
         journal = self._written.journal
         if journal is not None:
-            self._written = _Written(self._written.rows, None, None)
-            self._sealer.add(journal, journal.rows, last=True)
+            self._written = _Written(self._written.rows, leaving=Job(journal, journal.rows, last=True))
+            self._hand_over()
 
-    def _abandon(self, journal: Journal) -> None:
-        self._written = _Written(self._written.before, None, journal)
+    def _hand_over(self) -> None:
+        if self._written.leaving is not None:
+            self._sealer.add(self._written.leaving)
+            self._written = self._written._replace(leaving=None)
+
+    def _settle(self) -> None:
+        """Finish what an earlier call left half done: a journal may have its name by now, be over, or have broken."""
+        unnamed = self._written.unnamed
+        if unnamed is not None:
+            if unnamed.is_published():
+                self._begin(unnamed)
+            else:
+                self._written = self._written._replace(unnamed=None)
+                unnamed.close()
+        self._hand_over()
+        journal = self._written.journal
+        if journal is not None and journal.broken:
+            self._written = _Written(self._written.before, abandoned=journal)
 
     def _sync(self) -> None:
         """Rows in the journal, and those in journals being sealed, survive power loss."""
         journal = self._written.journal
         if journal is not None:
-            try:
-                journal.sync()
-            except OSError:
-                self._abandon(journal)
-                raise
+            journal.sync()
         self._sealer.drain()
 
     def _held_types(self) -> dict[str, pa.DataType]:
@@ -254,11 +269,10 @@ class Writer:
 
     def after_fork(self) -> None:
         """In a forked child: the file, its lock and the rows under way belong to the parent."""
-        journals, sealer = self._written[1:], self._sealer
+        journals, sealer = self._written.journals, self._sealer
         self._start()  # first: the lock may be held by a thread that is not here
         for journal in journals:
-            if journal is not None:
-                journal.close()
+            journal.close()
         sealer.forget()
 
 
@@ -279,20 +293,29 @@ class _Pending(NamedTuple):
 
 class _Written(NamedTuple):
     """Where this writer's rows stand: `before` in journals that are over, the others in the one under way, or in one
-    whose file refused and which nothing has taken over yet.
+    whose file refused and which nothing has taken over yet. `unnamed` is the next one while it gets its name, `leaving`
+    one that is over until the sealer has it.
 
     Set in one step, as is all that a journal counts, so that an interrupt in the middle of a flush (Ctrl-C comes
     between any two steps) neither loses nor doubles a row: what is written is what the journals say.
     """
 
     before: int
-    journal: Journal | None
-    abandoned: Journal | None
+    journal: Journal | None = None
+    abandoned: Journal | None = None
+    unnamed: Journal | None = None
+    leaving: Job | None = None
 
     @property
     def rows(self) -> int:
         own = self.journal or self.abandoned
         return self.before + (0 if own is None else own.rows)
+
+    @property
+    def journals(self) -> list[Journal]:
+        """Those whose files are open here."""
+        leaving = None if self.leaving is None else self.leaving.journal
+        return [own for own in (self.journal, self.abandoned, self.unnamed, leaving) if own is not None]
 
 
 def _with_run(table: pa.Table, run: str) -> pa.Table:

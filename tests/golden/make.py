@@ -61,6 +61,7 @@ def _older(store: Store) -> Any:
     for name, part in zip(names[:2], rows[:2], strict=True):
         write_part(store.filesystem, "rollouts", name, part)
     journal = Journal(store.filesystem, "rollouts", names[2], older.SCHEMA, "died", None, ())
+    journal.publish()
     journal.write(frame.encode_message(rows[2].to_batches()[0]), 1)
     journal.sync()
     journal.close()

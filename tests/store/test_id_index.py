@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rollstore.store import index
 from rollstore.store.index import Segment
+from rollstore.store.part import Part
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
 from tests.store.conftest import rollout
@@ -109,3 +114,42 @@ def test_rows_of_a_part_that_was_still_being_copied_are_found_when_it_is_whole(s
     copy.replace(file)
     assert fresh.get("b")[0].rollout_id == "b"
     assert fresh.get("a")[0].rollout_id == "a"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EMFILE, "too many open files"), None])
+def test_what_goes_wrong_between_two_reads_hides_no_rollout(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """Without an error another process compacts and vacuums, and what was to be read is gone."""
+    for name in "abc":
+        store.append("rollouts", [rollout(name)])
+    batches, seen = Part.batches, []
+
+    def second_fails(part: Part, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        seen.append(part)
+        if len(seen) == 2:
+            if error is not None:
+                raise error
+            other = open_store(store.path)
+            other.compact()
+            other.vacuum(grace=0)
+        yield from batches(part, columns)
+
+    fresh = open_store(store.path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Part, "batches", second_fails)
+        with suppress(KeyboardInterrupt):
+            assert fresh.get("a")[0].rollout_id == "a"
+    assert len(seen) >= 2
+    assert [fresh.get(name)[0].rollout_id for name in "abc"] == ["a", "b", "c"]
+
+
+def test_a_snapshot_of_before_a_compaction_still_finds_its_rows_in_an_index_that_went_on(store: Store) -> None:
+    for names in ("ab", "bc"):
+        store.append("rollouts", [rollout(name) for name in names])
+    with store.snapshot() as before:
+        assert len(before.repeated()) == 2
+        open_store(store.path).compact()
+        store.get("a")  # its own segments were merged, without the parts that are no longer live
+        assert len(before.repeated()) == 2
+        assert all(source.name in before.names["rollouts"] for source, _, _ in before.repeated())
