@@ -1,8 +1,9 @@
 """One rollout by its id, all its columns, among a thousand to a million in parts of 2,000; warm and cold.
 
-Warm: ids drawn at random from all, one call each, the store or connection open. Cold: the page cache of every file is
-dropped before each call (SQLite has one of its own besides). SQLite keeps each rollout as one blob (msgpack of its
-columns) under a primary key: it is the floor, printed beside and held to no mark, for it can answer nothing else.
+Warm: ids drawn at random from all, one call each, the store or connection open, its files read just before. Cold: the
+page cache of every file is dropped before each call (SQLite has one of its own besides). SQLite keeps each rollout as
+one blob (msgpack of its columns) under a primary key: it is the floor, printed beside and held to no mark, for it can
+answer nothing else.
 `raw` is pyarrow decoding a batch at random out of the same parts. Everything is made once and kept.
 """
 
@@ -63,6 +64,7 @@ def at(rollouts: int, runs: int) -> tuple[Result, Result]:
         for number in range(runs + 1):
             ids = data.ids(rng.integers(0, rollouts, CALLS)).to_pylist()
             for name, get in ways.items():
+                fill(folder / (OURS if name == RAW else name))
                 taken = _calls(get, ids)
                 if number:
                     warm[name].append(float(np.median(taken)) * 1e3)
@@ -191,6 +193,15 @@ def _timed(get: Get, one: str) -> float:
     if found != one:
         raise ValueError(f"get: wanted {one}, got {found}")
     return taken
+
+
+def fill(folder: Path) -> None:
+    """Read every file of a folder: a system may give up pages that nobody asked for in a while."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 22):
+                    pass
 
 
 def drop(folder: Path) -> None:
