@@ -15,30 +15,35 @@ BATCH_BYTES = 1 << 19
 
 
 def filled(pieces: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, in batches of at most `limit` decoded bytes, or of one row; all but the last as
-    full as that allows.
+    """The same rows in the same order, in batches of at most `limit` decoded bytes, or of one row.
+
+    Where rows are of like size, all batches but the last are as full as that allows.
 
     A list element takes at least a bit, so a limit of 1 MiB also keeps every batch under 2^27 list elements.
     """
     together: list[pa.RecordBatch] = []
-    room = float(limit)
-    for piece in pieces:
-        start, own = 0, float(piece.nbytes)  # of the rows alone, whatever larger buffers they are a slice of
-        ends = None if own <= room else np.cumsum(sizes_of(piece))
-        while ends is not None and own > room and start < piece.num_rows:
-            before = ends[start - 1] if start else 0.0
-            stop = int(np.searchsorted(ends, before + room, side="right"))
-            stop = max(stop, start + (not together))
-            if stop > start:
-                together.append(piece.slice(start, stop - start))
+    room = limit
+    for whole in pieces:
+        piece = whole
+        while piece.num_rows and (own := piece.nbytes) > room:  # of the rows alone, not of what they are a slice of
+            rows = max(_fitting(piece, own, room), int(not together))
+            if rows:
+                together.append(piece.slice(0, rows))
             yield _joined(together)
-            together, room = [], float(limit)
-            start, own = stop, float(ends[-1] - (ends[stop - 1] if stop else 0.0))
-        if start < piece.num_rows:
-            together.append(piece.slice(start))
-            room -= own
+            together, room, piece = [], limit, piece.slice(rows)
+        if piece.num_rows:
+            together.append(piece)
+            room -= piece.nbytes
     if together:
         yield _joined(together)
+
+
+def _fitting(piece: pa.RecordBatch, own: int, room: int) -> int:
+    """How many of its first rows take at most `room` bytes: guessed as if all took the same, less where they do not."""
+    rows = piece.num_rows * room // own
+    while rows > 0 and (taken := piece.slice(0, rows).nbytes) > room:
+        rows = min(rows - 1, rows * room // taken)
+    return max(rows, 0)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

