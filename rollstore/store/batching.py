@@ -17,7 +17,8 @@ BATCH_BYTES = 1 << 19
 def filled(pieces: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
     """The same rows in the same order, in batches of at most `limit` decoded bytes, or of one row.
 
-    Where rows are of like size, all batches but the last are as full as that allows.
+    Where rows are of like size, all batches but the last are as full as that allows. Each is in buffers of its own: of
+    a slice, Arrow writes some of what its neighbours hold.
 
     A list element takes at least a bit, so a limit of 1 MiB also keeps every batch under 2^27 list elements.
     """
@@ -25,15 +26,17 @@ def filled(pieces: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBa
     room = limit
     for whole in pieces:
         piece = whole
-        while piece.num_rows and (own := piece.nbytes) > room:  # of the rows alone, not of what they are a slice of
+        while piece.num_rows:
+            own = piece.nbytes  # of the rows alone, not of what they are a slice of
+            if own <= room:
+                together.append(piece)
+                room -= own
+                break
             rows = max(_fitting(piece, own, room), int(not together))
             if rows:
                 together.append(piece.slice(0, rows))
             yield _joined(together)
             together, room, piece = [], limit, piece.slice(rows)
-        if piece.num_rows:
-            together.append(piece)
-            room -= piece.nbytes
     if together:
         yield _joined(together)
 
@@ -47,7 +50,8 @@ def _fitting(piece: pa.RecordBatch, own: int, room: int) -> int:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    # Of a single batch, Arrow gives back its buffers.
+    return pa.concat_batches(batches if len(batches) > 1 else [batches[0], batches[0].slice(0, 0)])
 
 
 def runs(sizes: Sizes, limit: int) -> Iterator[tuple[int, int]]:
@@ -59,11 +63,6 @@ def runs(sizes: Sizes, limit: int) -> Iterator[tuple[int, int]]:
         stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
         yield start, stop
         start = stop
-
-
-def sizes_of(batch: pa.RecordBatch) -> Sizes:
-    """Decoded bytes of each row [rows], children included."""
-    return np.sum([row_bytes(column) for column in batch.columns], axis=0)
 
 
 def row_bytes(array: pa.Array) -> Sizes:

@@ -66,10 +66,14 @@ def encode_head(schema: pa.Schema) -> bytes:
 
 
 def encode_message(batch: pa.RecordBatch, codec: Codec = "lz4") -> bytes:
-    """One record batch as an encapsulated IPC message, summed. A slice writes only its own rows."""
+    """One record batch as an encapsulated IPC message, summed.
+
+    The batch is in buffers of its own, as `batching.filled` gives it: of a slice, Arrow writes some of what its
+    neighbours hold.
+    """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_options(codec)) as writer:
-        writer.write_batch(_own(batch), custom_metadata={MESSAGE: _PLACEHOLDERS[MESSAGE] % batch.num_rows})
+        writer.write_batch(batch, custom_metadata={MESSAGE: _PLACEHOLDERS[MESSAGE] % batch.num_rows})
         end = sink.tell()
     stream = memoryview(sink.getvalue()).cast("B")
     message = stream[_metadata_end(stream, 0) : end]  # after the schema message
@@ -80,14 +84,17 @@ def encode_message(batch: pa.RecordBatch, codec: Codec = "lz4") -> bytes:
 def encode_file(
     schema: pa.Schema, batches: Sequence[pa.RecordBatch], metadata: dict[str, str], codec: Codec | None = "lz4"
 ) -> memoryview:
-    """A whole Arrow IPC file, summed: head, one message a batch, and a tail that lists the batches."""
+    """A whole Arrow IPC file, summed: head, one message a batch, and a tail that lists the batches.
+
+    Each batch in buffers of its own, as for `encode_message`.
+    """
     rows = [batch.num_rows for batch in batches]
     footer = {TAIL: _PLACEHOLDERS[TAIL], BATCHES: _directory([Batch(0, 0, 0, 0)] * len(rows)), **metadata}
     sink = pa.BufferOutputStream()
     ends: list[int] = []
     with pa.ipc.new_file(sink, _marked(schema), options=_options(codec), metadata=footer) as writer:
         for batch in batches:
-            writer.write_batch(_own(batch), custom_metadata={MESSAGE: _PLACEHOLDERS[MESSAGE] % batch.num_rows})
+            writer.write_batch(batch, custom_metadata={MESSAGE: _PLACEHOLDERS[MESSAGE] % batch.num_rows})
             ends.append(sink.tell())
     file = memoryview(sink.getvalue()).cast("B")
     start = _metadata_end(file, len(MAGIC)) or 0
@@ -347,11 +354,6 @@ def _metadata_end(data: bytes | bytearray | memoryview, offset: int) -> int | No
     if len(prefix) < 8 or prefix[:4] != _CONTINUATION or not 0 < length < _LARGEST_METADATA:
         return None
     return offset + 8 + length
-
-
-def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in buffers of its own: Arrow pads a slice with what its neighbours hold."""
-    return pa.concat_batches([batch, batch.slice(0, 0)])
 
 
 def _marked(schema: pa.Schema) -> pa.Schema:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rollstore.store.batching import runs, sizes_of
+from rollstore.store.batching import runs
 
 WINDOW_BYTES = 256 << 20
 """Decoded bytes that are held to bring groups together; rows of a group further apart stay apart."""
@@ -27,11 +27,12 @@ def in_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     window: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        if window and size + batch.nbytes > WINDOW_BYTES:
+        own = batch.nbytes
+        if window and size + own > WINDOW_BYTES:
             yield from _ordered(window)
             window, size = [], 0
         window.append(batch)
-        size += batch.nbytes
+        size += own
     yield from _ordered(window)
 
 
@@ -40,8 +41,10 @@ def _ordered(window: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if order is None:
         yield from window
         return
-    starts = np.cumsum([0, *(batch.num_rows for batch in window)])
-    sizes = np.concatenate([sizes_of(batch) for batch in window])[order]
+    counts = [batch.num_rows for batch in window]
+    starts = np.cumsum([0, *counts])
+    # A row counts as the mean one of its batch: pieces need only be far from what one array can hold.
+    sizes = np.repeat([batch.nbytes / max(batch.num_rows, 1) for batch in window], counts)[order]
     for start, stop in runs(sizes, _PIECE_BYTES):
         yield from _gathered(window, starts, order[start:stop], float(sizes[start:stop].sum()))
 
@@ -50,15 +53,14 @@ def _order(window: list[pa.RecordBatch]) -> Any:
     """int64 [rows]: the rows in order of their groups, or None where they stand so already."""
     if not window or "group_id" not in window[0].schema.names:
         return None
-    names = [name for name in _GROUP if name in window[0].schema.names]
-    first: dict[tuple[object, ...], int] = {}
-    order: list[int] = []
-    for batch in window:
-        keys = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-        for key in keys:
-            number = len(order)
-            order.append(number if key[-1] is None else first.setdefault(key, number))
-    ranks = np.array(order)
+    rows = pa.Table.from_batches(window).select([name for name in _GROUP if name in window[0].schema.names])
+    key = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        codes = column.combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+        key = np.unique(key * (len(codes) + 1) + codes, return_inverse=True)[1]  # small again, so that none overflows
+    first = np.unique(key, return_index=True)[1]
+    alone = rows["group_id"].is_null().to_numpy()
+    ranks = np.where(alone, np.arange(rows.num_rows), first[key])
     return None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
 
 

@@ -14,14 +14,16 @@ from rollstore.store.names import PART, STAGED, new_id
 from rollstore.store.part import FORMAT, FORMAT_KEY, PART_KEY, STATISTICS_KEY, TABLE_KEY
 from rollstore.store.statistics import Range, Statistics
 
+_TOLD = 64  # batches whose ids and versions wait to be summed up
+
 
 @dataclass(frozen=True)
 class Message:
-    """One encoded batch, its place counted from its own beginning, and the statistics of its rows."""
+    """One encoded batch, its place counted from its own beginning, and what statistics are made of."""
 
     data: bytes
     place: frame.Batch
-    statistics: Statistics
+    told: pa.RecordBatch
 
 
 class PartWriter:
@@ -37,6 +39,7 @@ class PartWriter:
         self._codec: frame.Codec = codec
         self._batches: list[frame.Batch] = []
         self._lengths: list[int] = []
+        self._told: list[pa.RecordBatch] = []
         self._statistics: Statistics | None = None
         self._staged = f"staging/{name}-{new_id()}{STAGED}"
         self._handle = filesystem.create(self._staged)
@@ -47,18 +50,16 @@ class PartWriter:
             self.close()
             raise
 
-    @property
-    def rows(self) -> int:
-        """Rows written so far."""
-        return 0 if self._statistics is None else self._statistics.rows
-
     def encode(self, batch: pa.RecordBatch) -> Message:
-        """One batch, in the schema of the part, as it will stand there. Changes nothing: several threads may do it."""
+        """One batch, in the schema of the part and in buffers of its own, as it will stand there.
+
+        Changes nothing: several threads may do it.
+        """
         data = frame.encode_message(batch, self._codec)
         place = frame.next_message(data, 0)
         if place is None:
             raise StoreError(f"{self.table}/{self.name}{PART}: a batch was encoded that cannot be read")
-        return Message(data, place, statistics.statistics(pa.Table.from_batches([batch])))
+        return Message(data, place, batch.select([name for name in statistics.COLUMNS if name in batch.schema.names]))
 
     def write(self, message: Message) -> None:
         """The next batch."""
@@ -66,8 +67,9 @@ class PartWriter:
         self._batches.append(frame.Batch(self._end, place.length, place.rows, place.sum))
         self._lengths.append(8 + int.from_bytes(message.data[4:8], "little"))
         self._put(message.data)
-        held = self._statistics
-        self._statistics = message.statistics if held is None else _joined(held, message.statistics)
+        self._told.append(message.told)
+        if len(self._told) == _TOLD:
+            self._tell()
 
     def publish(self) -> None:
         """Write the end, sync, and give the part its name; once this returns it survives power loss.
@@ -78,7 +80,7 @@ class PartWriter:
             FORMAT_KEY: FORMAT,
             TABLE_KEY: self.table,
             PART_KEY: self.name,
-            STATISTICS_KEY: statistics.encode(self._statistics or Statistics(0, {})),
+            STATISTICS_KEY: statistics.encode(self._tell()),
         }
         tail = frame.encode_tail(self._schema, self._batches, self._lengths, metadata)
         self._put(tail)
@@ -102,6 +104,14 @@ class PartWriter:
         self._handle.close()
         with suppress(OSError):
             self._filesystem.delete(self._staged)
+
+    def _tell(self) -> Statistics:
+        """Statistics of all rows so far. Of many batches at once: each call of Arrow costs more than their few rows."""
+        if self._told:
+            new = statistics.statistics(pa.Table.from_batches(self._told))
+            self._statistics = new if self._statistics is None else _joined(self._statistics, new)
+            self._told = []
+        return self._statistics or Statistics(0, {})
 
     def _put(self, data: bytes) -> None:
         self._handle.write(self._end, data)

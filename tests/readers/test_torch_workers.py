@@ -309,18 +309,25 @@ def test_another_loader_and_one_whose_epoch_ended_without_a_batch_may_be_told(fi
     assert same(all_of(spread), list(other))
 
 
-def dies(worker: int) -> None:
-    """The first worker ends before it has a batch."""
+def dies(end: Any, worker: int) -> None:
+    """The first worker ends, when it is let, before it has a batch."""
     if worker == 0:
+        end.wait()
         os._exit(1)
 
 
 def test_a_loader_whose_workers_died_before_the_first_batch_may_be_told(filled: Store) -> None:
     made = loader(filled)
-    died = persistent(made, init=dies)
+    end = get_context("fork").Event()
+    died = persistent(made, init=partial(dies, end))
     steps = iter(died)
+
+    def step() -> Any:
+        end.set()  # only now: torch raises in a signal's handler, wherever we are by then
+        return next(steps)
+
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        next(steps)
+        step()
     plain = loader(filled)
     other = persistent(plain, workers=1)
     list(other)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollstore.errors import CorruptionError, StoreError, VersionError
 from rollstore.store import frame, statistics
-from rollstore.store.batching import filled, row_bytes, sizes_of
+from rollstore.store.batching import filled, row_bytes
 from rollstore.store.filesystem import LocalFilesystem
 from rollstore.store.part import Orphan, open_part, write_part
 from rollstore.store.store import Store
@@ -112,9 +112,10 @@ def test_the_sizes_of_slices_of_a_large_table_look_at_their_own_rows_alone(monke
     texts = pa.array([[["abc", "de"]] * 3] * rows)
     parent = pa.RecordBatch.from_arrays([structs, maps, texts], names=["structs", "maps", "texts"])
     monkeypatch.setattr("rollstore.store.batching.row_bytes", counted)
-    slices = [sizes_of(parent.slice(start, 10)) for start in range(0, rows, 10)]
+    slices = [[counted(column.slice(start, 10)) for start in range(0, rows, 10)] for column in parent.columns]
     assert max(seen) <= 10 * 3 * 2
-    assert np.concatenate(slices).tolist() == pytest.approx(sizes_of(parent).tolist())
+    for column, found in zip(parent.columns, slices, strict=True):
+        assert np.concatenate(found).tolist() == pytest.approx(row_bytes(column).tolist())
 
 
 def test_a_column_of_nulls_is_left_out_of_the_file(place: LocalFilesystem) -> None:
