@@ -54,6 +54,8 @@ class Writer:
         for name, value in (("run", run), ("source", source)):
             if value is not None and not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"writer: {name}: wanted text, got {type(value).__name__}")
+        if run == "":  # as from a variable that is not set
+            raise ValueError("writer: run: wanted a name, or None, got ''")
         if not seal_bytes > 0:  # a NaN is not
             raise ValueError(f"writer: seal_bytes: wanted more than 0, got {seal_bytes}")
         self.table, self.source, self.seal_bytes = table, source, seal_bytes

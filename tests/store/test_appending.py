@@ -226,6 +226,7 @@ def test_get_by_what_is_no_text_is_a_type_error(store: Store, id_: object) -> No
     [
         ({"table": "foo"}, ValueError, "wanted one of rollouts, scores, evaluations, uses, got 'foo'"),
         ({"run": 5}, TypeError, "writer: run: wanted text, got int"),
+        ({"run": ""}, ValueError, "writer: run: wanted a name, or None, got ''"),
         ({"source": 5}, TypeError, "writer: source: wanted text, got int"),
         ({"seal_bytes": 0}, ValueError, "writer: seal_bytes: wanted more than 0, got 0"),
     ],
