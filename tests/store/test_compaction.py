@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollstore.errors import StoreError
 from rollstore.schema import Rollout, prepare
@@ -95,6 +97,27 @@ def test_rows_of_a_group_come_together_in_the_order_of_their_first_and_ungrouped
     ]
     found = pa.Table.from_batches(in_groups(batches)).column("n").to_pylist()
     assert found == [0, 5, 7, 1, 3, 2, 4, 6]
+
+
+KEYS = st.tuples(st.none() | st.sampled_from("xyz"), st.none() | st.integers(-1, 1), st.none() | st.sampled_from("abc"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(KEYS, max_size=12), max_size=6))
+def test_rows_are_of_one_group_where_run_step_and_group_are_and_never_without_a_group(
+    rows_of: list[list[tuple[str | None, int | None, str | None]]],
+) -> None:
+    schema = pa.schema([("run_id", pa.string()), ("step", pa.int64()), ("group_id", pa.string()), ("n", pa.int64())])
+    rows = [(*key, number) for number, key in enumerate(key for keys in rows_of for key in keys)]
+    first: dict[object, int] = {}
+    wanted = sorted(rows, key=lambda row: row[3] if row[2] is None else first.setdefault(row[:3], row[3]))
+    coming = iter(rows)
+    batches = [
+        pa.RecordBatch.from_pylist([dict(zip(schema.names, next(coming), strict=True)) for _ in keys], schema)
+        for keys in rows_of
+    ]
+    found = pa.Table.from_batches(in_groups(batches), schema).to_pylist()
+    assert [tuple(row.values()) for row in found] == wanted
 
 
 def test_rows_already_together_are_passed_on_as_they_are() -> None:
