@@ -91,8 +91,11 @@ class Reader:
         fields: of these lists of structs only some of the fields. Raises CorruptionError, StoreError where a part is
         gone.
         """
-        pieces = _bounded(list(self._pieces(places, tuple(columns))))
-        return [self._whole(together, columns, fields or {}) for together in pieces]
+        pieces = list(self._pieces(places, tuple(columns)))
+        tables = [self._table(pieces, columns)] if pieces else []
+        if any(_most_items(column) > _ITEMS for table in tables for column in table.columns):
+            tables = [self._table(together, columns) for together in _bounded(pieces)]
+        return [_whole(table, fields or {}) for table in tables]
 
     def _pieces(self, places: Ints, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(number, rows of it) of each batch that has some of the places."""
@@ -102,17 +105,6 @@ class Reader:
             rows = places[start:stop] & 0xFFFFFFFF
             first, last = int(rows[0]), int(rows[-1]) + 1
             yield number, batch.slice(first, len(rows)) if last - first == len(rows) else batch.take(pa.array(rows))
-
-    def _whole(
-        self, pieces: list[tuple[int, pa.RecordBatch]], columns: Sequence[str], fields: Mapping[str, Sequence[str]]
-    ) -> pa.RecordBatch:
-        """Pieces as one batch, in the columns asked for."""
-        (batch,) = self._table(pieces, columns).combine_chunks().to_batches()
-        for name in fields.keys() & set(columns):
-            place = batch.schema.get_field_index(name)
-            lists = _with_fields(batch.column(place), fields[name])
-            batch = batch.set_column(place, pa.field(name, lists.type), lists)
-        return batch
 
     def _table(self, batches: Iterable[tuple[int, pa.RecordBatch]], columns: Sequence[str]) -> pa.Table:
         """Numbered batches as one table, nothing copied: a file's at one go, for all of them lack the same columns."""
@@ -174,10 +166,7 @@ def _leaves_out_lists(part: Part, columns: tuple[str, ...]) -> bool:
 
 
 def _bounded(pieces: list[tuple[int, pa.RecordBatch]]) -> Iterator[list[tuple[int, pa.RecordBatch]]]:
-    """Neighbours that one array a column can hold. A byte holds eight items at most, so few bytes need no counting."""
-    if 8 * sum(batch.get_total_buffer_size() for _, batch in pieces) <= _ITEMS:
-        yield from [pieces] if pieces else []
-        return
+    """Neighbours that one array a column can hold."""
     together: list[tuple[int, pa.RecordBatch]] = []
     items: dict[str, int] = {}
     for number, batch in pieces:
@@ -201,6 +190,28 @@ def _fitted(batches: list[pa.RecordBatch], schema: pa.Schema, table: str) -> pa.
         [rows[field.name] if field.name in known else pa.nulls(rows.num_rows, field.type) for field in schema],
         schema=schema,
     )
+
+
+def _whole(table: pa.Table, fields: Mapping[str, Sequence[str]]) -> pa.RecordBatch:
+    """As one batch, of these lists of structs only some of the fields."""
+    (batch,) = table.combine_chunks().to_batches()
+    for name in fields.keys() & set(batch.schema.names):
+        place = batch.schema.get_field_index(name)
+        lists = _with_fields(batch.column(place), fields[name])
+        batch = batch.set_column(place, pa.field(name, lists.type), lists)
+    return batch
+
+
+def _most_items(column: pa.ChunkedArray) -> int:
+    """At least what `_items` counts, told by the bytes alone: counting takes as long as reading does."""
+    return 8 * column.get_total_buffer_size() // _fewest_bits(column.type)
+
+
+def _fewest_bits(type_: pa.DataType) -> int:
+    """What the smallest thing takes that an offset in a column counts: a value, a list, a byte of a text."""
+    if type_.num_fields:
+        return min(32, *(_fewest_bits(type_.field(place).type) for place in range(type_.num_fields)))
+    return type_.bit_width if pa.types.is_primitive(type_) else 8
 
 
 def _items(column: pa.Array) -> int:

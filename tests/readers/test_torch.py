@@ -560,6 +560,7 @@ def test_what_offsets_count_is_counted_in_any_depth_and_for_a_slice_alone(column
     assert most <= reading._items(column) <= most + 24
     assert reading._items(pa.concat_arrays([column, column]).slice(len(column))) <= most + 24
     assert reading._items(column.slice(0, 0)) <= 24
+    assert reading._items(column) <= reading._most_items(pa.chunked_array([column])), "told by the bytes"
 
 
 def test_impossible_arguments_are_refused(filled: Store) -> None:
