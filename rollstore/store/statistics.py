@@ -61,11 +61,17 @@ def statistics(table: pa.Table) -> Statistics:
             column = pa.chunked_array([pc.list_flatten(chunk) for chunk in column.chunks], column.type.value_type)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
-        if pa.types.is_integer(column.type) or pa.types.is_string(column.type):
+        # Any long text and not only one at an end: whether there is an entry must not hang on which rows are summed up
+        # together.
+        if pa.types.is_integer(column.type) or (pa.types.is_string(column.type) and not _has_long(column)):
             ends = pc.min_max(column).as_py()
-            if not any(isinstance(end, str) and len(end) > _LONGEST for end in ends.values()):
-                ranges[name] = Range(ends["min"], ends["max"], nulls)
+            ranges[name] = Range(ends["min"], ends["max"], nulls)
     return Statistics(table.num_rows, ranges)
+
+
+def _has_long(texts: pa.ChunkedArray) -> bool:
+    longest = pc.max(pc.utf8_length(texts)).as_py()
+    return longest is not None and longest > _LONGEST
 
 
 def encode(value: Statistics) -> str:

@@ -44,10 +44,20 @@ def groups_of(rows: list[tuple[str | None, int]]) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_a_part_written_batch_by_batch_has_the_bytes_of_one_written_whole(store: Store, codec: str) -> None:
+def test_a_part_written_batch_by_batch_has_the_bytes_of_one_written_whole(
+    store: Store, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollstore.store.streamed._TOLD", 2)
     rng = np.random.default_rng(1)
     rows = [
-        rollout(f"r{n}", tokens=20_000, logprobs=-rng.random(10_000, dtype=np.float32), weight_versions=[n] * 10_000)
+        rollout(
+            f"r{n}",
+            tokens=20_000,
+            logprobs=-rng.random(10_000, dtype=np.float32),
+            weight_versions=[n] * 10_000,
+            environment={0: "a", 9: "l" * 300, 19: "z"}.get(n),
+            step=n,
+        )
         for n in range(20)
     ]
     with store.writer() as writer:

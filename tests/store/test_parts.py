@@ -150,6 +150,8 @@ def test_statistics_name_ends_counts_and_nulls(place: LocalFilesystem) -> None:
 
 def test_a_text_too_long_to_keep_twice_has_no_range() -> None:
     assert statistics.statistics(table(rollout_id=["a", "z" * 300])).ranges == {}
+    assert statistics.statistics(table(rollout_id=["a", "l" * 257, "z"])).ranges == {}, "also where it is at no end"
+    assert statistics.statistics(table(rollout_id=["a", "é" * 256])).ranges != {}, "characters, not bytes"
 
 
 def test_one_batch_and_chosen_columns_are_read_alone(place: LocalFilesystem) -> None:
