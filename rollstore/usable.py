@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 OTHER_SETTINGS = "other_settings"
 """The word for what stands in `samplers.grammar` and may do more than take tokens away."""
 
+FILTERS_FIRST = "filters_before_temperature"
+"""The word for a top-p or min-p that chose its tokens before the temperature divided the logits."""
+
 _TAKES_AWAY = frozenset({
     # grammars and masks, under the names that engines ask for them by
     "grammar", "json", "json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag", "structured_outputs",
@@ -39,7 +42,8 @@ class Transform:
     """What the trainer did to its own logits before it took log-probs. The caller declares it; nothing infers it.
 
     temperature: divided the logits by the temperature recorded for each action.
-    filters: applied the recorded top-k, top-p and min-p to its own tempered distribution and renormalised.
+    filters: applied the recorded top-k, top-p and min-p to its own tempered distribution and renormalised. Does not
+        cover those that the recorded `chain` has before the temperature.
     support: renormalised over the recorded support of each action. Covers whatever only removes tokens.
     penalties: applied the recorded penalties, logit bias, bad words, min_tokens and all that `grammar` holds.
 
@@ -65,7 +69,8 @@ class Draw:
     temperature: None when it was not recorded. top_k: 0 keeps all. reshaped: names of the settings that move logits
     (penalties, logit bias, and `other_settings` where `reshapes` says so). removed: names of those that take tokens
     away (bad words, min_tokens, grammar). What may do both stands in both. honoured: False when the engine said that it
-    did not do what was asked.
+    did not do what was asked. filters_first: a top-p or min-p came before a temperature other than 1, as in llama.cpp's
+    usual order, so that it kept other tokens than of the tempered distribution.
     """
 
     temperature: float | None
@@ -75,6 +80,7 @@ class Draw:
     reshaped: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     honoured: bool = True
+    filters_first: bool = False
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -119,7 +125,18 @@ def draw(sampler: Any) -> Draw:
         reshaped=tuple(reshaped),
         removed=tuple(removed),
         honoured=getattr(sampler, "applied", None) is not False,
+        filters_first=_filters_first(sampler),
     )
+
+
+def _filters_first(sampler: Any) -> bool:
+    """Whether the recorded `chain` says so: nothing without a temperature in it. Top-k is the same in any order."""
+    chain, temperature = getattr(sampler, "chain", None) or (), sampler.temperature
+    if temperature in (None, 1.0) or "temperature" not in chain:
+        return False
+    before = chain[: tuple(chain).index("temperature")]
+    top_p, min_p = getattr(sampler, "top_p", None), getattr(sampler, "min_p", None)
+    return ("top_p" in before and top_p is not None and top_p < 1.0) or ("min_p" in before and (min_p or 0.0) > 0.0)
 
 
 def reshapes(grammar: str) -> bool:
@@ -191,6 +208,8 @@ def _missing(drawn: Draw, done: Transform) -> list[str]:
     missing = [] if done.temperature or drawn.temperature == 1.0 else [f"temperature={drawn.temperature:g}"]
     if not (done.filters or done.support):
         missing += drawn.filters
+    if drawn.filters_first and not done.support:
+        missing.append(f"the recorded support: filters came before temperature={drawn.temperature:g}")
     if not (done.penalties or done.support):
         missing += drawn.removed
     if not done.penalties:

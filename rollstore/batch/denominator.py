@@ -9,7 +9,7 @@ import torch
 
 from rollstore.batch.token_batch import PENALTY_BITS, REMOVED, RESHAPED, Kind, TokenBatch, divisible
 from rollstore.errors import UnsupportedRecordError
-from rollstore.usable import Draw, usable_as_behavior
+from rollstore.usable import FILTERS_FIRST, Draw, usable_as_behavior
 
 What = Literal["behavior", "head"]
 COLUMNS = ("behavior_kind", "head_kind", "temperature", "top_k", "top_p", "min_p", "penalties")
@@ -95,6 +95,7 @@ def _setting(values: tuple[float, ...], row: int) -> Setting:
         reshaped=tuple(name for name in RESHAPED if name in on),
         removed=tuple(name for name in REMOVED if name in on),
         honoured="not_honoured" not in on,
+        filters_first=FILTERS_FIRST in on,
     )
     return Setting(
         behavior_kind=Kind(int(kind)).name,

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from rollstore.batch.ranges import Ranges
 from rollstore.batch.token_batch import PENALTY_BITS, Kind
-from rollstore.schema.flat import Rows, flat, is_known
-from rollstore.usable import OTHER_SETTINGS, draw, reshapes
+from rollstore.schema.flat import Flat, Rows, flat, is_known
+from rollstore.usable import FILTERS_FIRST, OTHER_SETTINGS, draw, reshapes
 
 Ints = npt.NDArray[np.int64]
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
@@ -165,14 +165,40 @@ def _recorded(recorded: Mapping[str, pa.Array], assumed: Any) -> _Samplers:
     if "grammar" in said:
         bits |= _grammar_bits(said["grammar"])
     bits |= np.where(number("applied", True, np.bool_), 0, PENALTY_BITS["not_honoured"]).astype(np.int16)
+    temperature, top_p, min_p = (
+        number(name, off, np.float32) for name, off in (("temperature", np.nan), ("top_p", 1.0), ("min_p", 0.0))
+    )
+    if "chain" in said:
+        early = _before_temperature(flat(said["chain"]), {"top_p": top_p < 1, "min_p": min_p > 0})
+        early &= (temperature != 1) & ~np.isnan(temperature)
+        bits |= np.where(early, PENALTY_BITS[FILTERS_FIRST], 0).astype(np.int16)
     last = _last(assumed)
     return _Samplers(
-        temperature=np.append(number("temperature", np.nan, np.float32), np.float32(last[0])),
+        temperature=np.append(temperature, np.float32(last[0])),
         top_k=np.append(np.maximum(number("top_k", 0, np.int64), 0), np.int64(last[1])),
-        top_p=np.append(number("top_p", 1.0, np.float32), np.float32(last[2])),
-        min_p=np.append(number("min_p", 0.0, np.float32), np.float32(last[3])),
+        top_p=np.append(top_p, np.float32(last[2])),
+        min_p=np.append(min_p, np.float32(last[3])),
         penalties=np.append(bits, np.int16(last[4])),
     )
+
+
+def _before_temperature(chains: Flat, on: Mapping[str, npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
+    """bool [samplers]: a filter that is `on` comes before the first temperature of its chain."""
+    words = chains.values.fill_null("")
+
+    def places(word: str) -> Ints:
+        return np.flatnonzero(pc.equal(words, word).to_numpy(zero_copy_only=False))
+
+    tempered = places("temperature")[::-1]
+    first = np.full(len(chains.valid), -1)
+    first[chains.rows[tempered]] = tempered  # the last of these assignments is of the first in its chain
+    found = np.zeros(len(chains.valid), bool)
+    for name, active in on.items():
+        own = places(name)
+        rows = chains.rows[own]
+        rows = rows[own < first[rows]]
+        found[rows] |= active[rows]
+    return found
 
 
 def _grammar_bits(column: pa.Array) -> npt.NDArray[np.int16]:
@@ -192,6 +218,7 @@ def _last(assumed: Any) -> tuple[float, int, float, float, int]:
     if assumed is None:
         return (np.nan, 0, 1.0, 0.0, PENALTY_BITS["unrecorded"])
     what = draw(assumed)
-    names = (*what.reshaped, *what.removed, *(() if what.honoured else ("not_honoured",)))
+    marks = {"not_honoured": not what.honoured, FILTERS_FIRST: what.filters_first}
+    names = (*what.reshaped, *what.removed, *(name for name, on in marks.items() if on))
     temperature = np.nan if what.temperature is None else what.temperature
     return (temperature, what.top_k, what.top_p, what.min_p, sum(PENALTY_BITS[name] for name in names))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.rules.heads import STAND_IN
-from rollstore.usable import OTHER_SETTINGS, Transform
+from rollstore.usable import FILTERS_FIRST, OTHER_SETTINGS, Transform
 
 
 class Kind(IntEnum):
@@ -38,10 +38,12 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "lo
 REMOVED = ("bad_words", "min_tokens", "grammar")
 RESHAPED = (*_PENALTIES, OTHER_SETTINGS)
 PENALTY_BITS = {
-    name: 1 << bit for bit, name in enumerate((*_PENALTIES, *REMOVED, "not_honoured", "unrecorded", OTHER_SETTINGS))
+    name: 1 << bit
+    for bit, name in enumerate((*_PENALTIES, *REMOVED, "not_honoured", "unrecorded", OTHER_SETTINGS, FILTERS_FIRST))
 }
 """Bits of `penalties`: the settings beside temperature and filters, then a sampler not honoured or not recorded. With
-`other_settings` the recorded `grammar` holds more than a grammar, which may move logits too: see `usable.reshapes`."""
+`other_settings` the recorded `grammar` holds more than a grammar, which may move logits too: see `usable.reshapes`.
+With `filters_before_temperature` a top-p or min-p chose from the distribution before it was tempered."""
 
 
 class Heads(NamedTuple):

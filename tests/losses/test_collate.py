@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
+from msgspec import structs
 
 from rollstore.batch import Kind, TokenBatch, collate, select, settings
 from rollstore.batch.token_batch import PENALTY_BITS, Ending
 from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.rollouts import ENDINGS, LOGPROB_KINDS, ROLLOUTS
-from rollstore.usable import Draw, Transform, usable_as_behavior
+from rollstore.usable import Draw, Transform, draw, usable_as_behavior
 
 nan = float("nan")
 
@@ -280,6 +284,59 @@ def test_a_recorded_sampler_is_read_like_its_draw() -> None:
     verdict = usable_as_behavior("behavior", busy, Transform())
     for name in ("temperature=0.7", "top_k=5", "presence_penalty", "bad_words", "min_tokens"):
         assert name in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("chain", "first"),
+    [
+        (("top_k", "top_p", "min_p", "temperature"), True),
+        (("top_k", "min_p", "temperature", "top_p"), False),
+        (("temperature", "top_k", "top_p", "min_p"), False),
+        (("top_p", "temperature", "top_p", "temperature"), True),
+        (("top_k", "top_p"), False),
+        (None, False),
+    ],
+)
+def test_filters_before_the_temperature_need_the_recorded_support(chain: tuple[str, ...] | None, first: bool) -> None:
+    from rollstore.schema import Sampler
+
+    llamacpp = Sampler(temperature=0.7, top_k=40, top_p=0.9, min_p=0.0, chain=chain)
+    applied = Transform(temperature=True, filters=True)
+    verdict = usable_as_behavior("behavior", llamacpp, applied)
+    assert verdict.usable is not first
+    assert ("support: filters came before temperature=0.7" in verdict.reason) is first
+    assert usable_as_behavior("behavior", llamacpp, Transform(temperature=True, support=True)).usable
+    assert usable_as_behavior("behavior", structs.replace(llamacpp, temperature=1.0), applied).usable, "nothing differs"
+
+
+STEPS = st.none() | st.lists(st.sampled_from(["temperature", "top_k", "top_p", "min_p", "typical"]), max_size=5)
+
+
+@settings_of(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries({
+            "temperature": st.sampled_from([None, 0.5, 1.0]),
+            "top_k": st.sampled_from([None, -1, 20]),
+            "top_p": st.sampled_from([None, 0.5, 1.0]),
+            "min_p": st.sampled_from([None, 0.0, 0.25]),
+            "chain": STEPS,
+        }),
+        min_size=1,
+        max_size=4,
+    )
+)  # fmt: skip
+def test_a_batch_says_of_every_sampler_what_the_record_says(samplers: list[dict[str, Any]]) -> None:
+    from rollstore.schema import Sampler
+
+    rows = [row(f"r{n}", [False, True], samplers=[sampler]) for n, sampler in enumerate(samplers)]
+    batch = collate(table(*rows))
+    wanted = [
+        draw(Sampler(**{**one, "chain": None if one["chain"] is None else tuple(one["chain"])})) for one in samplers
+    ]
+    marked = [bool(bits & PENALTY_BITS["filters_before_temperature"]) for bits in batch.penalties.tolist()]
+    assert marked == [one.filters_first for one in wanted]
+    assert [found.draw for found in settings(batch)] == [one for n, one in enumerate(wanted) if one not in wanted[:n]]
 
 
 def test_a_row_without_spans_takes_nothing_from_the_spans_of_the_row_before_it() -> None:

@@ -210,5 +210,6 @@ def test_the_bits_that_batches_have_always_had_keep_their_numbers() -> None:
     names = [
         "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens",
         "grammar", "not_honoured", "unrecorded", "other_settings",
+        "filters_before_temperature",
     ]  # fmt: skip
     assert {name: 1 << bit for bit, name in enumerate(names)} == PENALTY_BITS
