@@ -79,7 +79,8 @@ def test_probabilities_after_sampling_are_those_of_the_distribution_that_drew(
     for row in rollouts:
         assert row.samplers is not None
         assert (row.samplers[0].temperature, row.samplers[0].chain[-1]) == (pytest.approx(0.8), "temperature")
-        assert usable_as_behavior("behavior", row.samplers[0], BEHAVIOR).usable
+        assert "filters came before temperature" in usable_as_behavior("behavior", row.samplers[0], BEHAVIOR).reason
+        assert usable_as_behavior("behavior", row.samplers[0], Transform(temperature=True, support=True)).usable
 
 
 def test_plain_log_probs_are_raw_and_refused_as_a_denominator(server: httpx.Client, teacher: Any) -> None:
