@@ -18,6 +18,7 @@ from rollstore.replay.arguments import require_vocabulary
 from rollstore.replay.conditions import sampler_at
 from rollstore.replay.transform import CHAIN, Settings, entropy, log_probs, process, process_rows, settings_of
 from rollstore.schema import Rollout, Sampler
+from rollstore.usable import FILTERS_FIRST
 
 KINDS = ("behavior", "tempered", "raw")
 
@@ -43,15 +44,16 @@ def score(
     alone, `raw` neither. The rows run padded on the right, `rows_at_once` of them in one forward pass (default: all).
 
     A batch does not carry the order of the transforms: temperature, top_k, top_p, min_p is taken. Raises
-    UnsupportedRecordError, naming the rollout, for penalties, constraints and unknown samplers; ValueError for an
-    unknown kind and for a batch that shares prefixes between rows.
+    UnsupportedRecordError, naming the rollout, for penalties, constraints and unknown samplers, and under `behavior`
+    for a top-p or min-p before the temperature; ValueError for an unknown kind and for a batch that shares prefixes
+    between rows.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: wanted one of {', '.join(KINDS)}, got {kind!r}")
     if bool((batch.logit_index != batch.action_index - 1).any()):
         raise ValueError("logit_index: wanted the token before each action, got a batch with shared prefixes")
     if kind != "raw":
-        _refuse(batch)
+        _refuse(batch, kind)
     step = max(1, rows_at_once or batch.rows)
     pieces = [_piece(model, batch, top, min(top + step, batch.rows), kind) for top in range(0, batch.rows, step)]
     if not pieces:
@@ -258,12 +260,14 @@ def _at_heads(logprobs: NDArray[np.float32], rollout: Rollout) -> NDArray[np.flo
     return logprobs[np.repeat(np.arange(len(logprobs)), counts), heads.tokens]
 
 
-def _refuse(batch: TokenBatch) -> None:
-    wrong = (batch.penalties != 0) | batch.temperature.isnan()
+def _refuse(batch: TokenBatch, kind: str) -> None:
+    order = PENALTY_BITS[FILTERS_FIRST] if kind == "tempered" else 0  # no filter is applied, so none comes first
+    penalties = batch.penalties & ~order
+    wrong = (penalties != 0) | batch.temperature.isnan()
     if not bool(wrong.any()):
         return
     at = int(wrong.nonzero()[0, 0])
-    bits = int(batch.penalties[at])
+    bits = int(penalties[at])
     names = [name for name, bit in PENALTY_BITS.items() if bits & bit]
     if math.isnan(float(batch.temperature[at])) and "unrecorded" not in names:
         names.append("an unknown temperature")

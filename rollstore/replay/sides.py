@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollstore.errors import DuplicateError, NotFoundError
 from rollstore.replay.conditions import sampler_at
 from rollstore.schema import Rollout, Span, from_table
-from rollstore.usable import Transform, usable_as_behavior
+from rollstore.usable import Transform, draw, usable_as_behavior
 
 UNKNOWN = np.iinfo(np.int64).min
 """Stands for a lag that is not known, in the column of lags."""
@@ -197,9 +197,10 @@ def _reason(kind: str | None, sampler: Any, kinds: set[str | None]) -> str:
         other = " and ".join(sorted(str(one) for one in kinds))
         return f"recorded as {kind or 'no kind'}, evaluated as {other}"
     if kind == "behavior":
-        # What an evaluation of kind behavior applies: the recorded temperature and filters.
+        # What an evaluation of kind behavior applies: the recorded temperature and filters, in the order of the chain.
         done = Transform(temperature=True, filters=True)
-        verdict = usable_as_behavior(kind, sampler, done)
+        drawn = None if sampler is None else replace(draw(sampler), filters_first=False)
+        verdict = usable_as_behavior(kind, drawn, done)
         return "" if verdict.usable else verdict.reason
     if sampler is not None and sampler.temperature == 0:
         return "temperature 0 draws from no distribution"

@@ -307,6 +307,9 @@ def test_filters_before_the_temperature_need_the_recorded_support(chain: tuple[s
     assert ("support: filters came before temperature=0.7" in verdict.reason) is first
     assert usable_as_behavior("behavior", llamacpp, Transform(temperature=True, support=True)).usable
     assert usable_as_behavior("behavior", structs.replace(llamacpp, temperature=1.0), applied).usable, "nothing differs"
+    assumed = collate(table(row("a", [False, True], samplers=None)), sampler=llamacpp)
+    marked = bool(int(assumed.penalties[0]) & PENALTY_BITS["filters_before_temperature"])
+    assert marked is first, "the same of a sampler that is assumed where none was recorded"
 
 
 STEPS = st.none() | st.lists(st.sampled_from(["temperature", "top_k", "top_p", "min_p", "typical"]), max_size=5)

@@ -136,6 +136,16 @@ def test_what_cannot_be_compared_is_left_out_by_reason(tmp_path: Path) -> None:
         assert found.left_out[reason] >= 3
 
 
+def test_an_evaluation_applies_the_recorded_order_so_a_filter_before_the_temperature_is_compared(
+    tmp_path: Path,
+) -> None:
+    llamacpp = Sampler(temperature=0.7, top_p=0.9, chain=("top_k", "top_p", "min_p", "temperature"))
+    store = store_of(tmp_path, rollout(samplers=(llamacpp,)))
+    scored(store, "e", 7, [-1.0] * 4)
+    found = mismatch(store, evaluations="e")
+    assert (found.parts["total"].n, found.left_out) == (3, {"not trainable": 1})
+
+
 def test_a_token_outside_the_trainers_support_is_counted_and_in_no_mean(tmp_path: Path) -> None:
     store = store_of(tmp_path / "s", rollout())
     scored(store, "e", 3, [-math.inf, -2.0, -3.0, -0.5])

@@ -87,6 +87,17 @@ def test_records_keep_the_order_of_their_chain(model: Any, record: Record) -> No
     np.testing.assert_allclose(score_rollouts(model, [rollout])[0][0], recorded([rollout], "logprobs"), atol=2e-5)
 
 
+def test_a_batch_with_a_filter_before_the_temperature_is_scored_tempered_and_refused_as_behavior(
+    model: Any, record: Record
+) -> None:
+    rollout = record(sampler=Sampler(temperature=2.0, top_p=0.7, chain=("top_p", "temperature")))
+    batch = collate(to_table([rollout]))
+    found = score(model, batch, kind="tempered").logprobs.detach().numpy()
+    np.testing.assert_allclose(found, score_rollouts(model, [rollout], kind="tempered")[0][0], atol=2e-5)
+    with pytest.raises(UnsupportedRecordError, match="got filters_before_temperature"):
+        score(model, batch)
+
+
 def test_a_token_outside_the_models_support_scores_minus_infinity(model: Any, record: Record) -> None:
     rollout = record(sampler=Sampler(temperature=2.0), turns=1)
     narrow = replace(rollout, samplers=(Sampler(temperature=2.0, top_k=20),))

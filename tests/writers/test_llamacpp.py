@@ -155,6 +155,16 @@ def verdict_of(settings: Any, kind: str = "raw", **done: bool) -> Verdict:
     return usable_as_behavior(kind, llamacpp.sampler({**PLAIN, **settings}), Transform(**done))
 
 
+@pytest.mark.parametrize(
+    ("steps", "filters"),
+    [(SETTINGS["samplers"], False), (["temperature", "top_k", "top_p", "min_p"], True)],
+)
+def test_filters_of_the_servers_own_order_are_covered_by_the_support_alone(steps: Any, filters: bool) -> None:
+    asked = {"temperature": 0.8, "top_p": 0.9, "samplers": steps}
+    assert verdict_of(asked, "behavior", temperature=True, filters=True).usable is filters
+    assert verdict_of(asked, "behavior", temperature=True, support=True).usable
+
+
 def test_a_ban_which_the_server_writes_as_null_is_a_bias_and_hides_no_other() -> None:
     assert verdict_of({}).usable
     listed = [{"bias": None, "token": 2}, [4, False], {"token": 5, "bias": 3.0}]
