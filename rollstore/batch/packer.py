@@ -13,7 +13,7 @@ import torch
 
 from rollstore.batch.keys import group_keys
 from rollstore.batch.media import media_marks
-from rollstore.batch.ranges import Ranges
+from rollstore.batch.ranges import Marks, Part, Ranges
 from rollstore.batch.rollouts import Rollouts
 from rollstore.batch.samplers import settings_of
 from rollstore.batch.tabular import readable
@@ -70,11 +70,10 @@ class Packer:
             raise UnsupportedRecordError(
                 f"rollout {self._ids[row]!r}: its first token is an action; nothing scores position 0"
             )
-        action_index = np.flatnonzero(self._mask)
-        self._actions = Ranges(np.searchsorted(action_index, tokens.offsets))
-        self._settings = settings_of(rows, tokens.offsets, action_index, sampler)
+        drawn = Marks(self._mask)
+        self._actions = Ranges(drawn.before(tokens.offsets))
+        self._settings = settings_of(rows, tokens.offsets, drawn, sampler)
         self._media = media_marks(rows, tokens.offsets)
-        del action_index
         self._transform = Transform() if trainer_transform is None else trainer_transform
         declared(self._transform)
         self._logprobs = self._floats("logprobs")
@@ -108,28 +107,22 @@ class Packer:
         """The given rows (int64 [B], in that order) as a batch; all of them, when left out. Raises nothing more."""
         chosen = np.arange(self._rows.count) if rows is None else rows
         tokens, actions = self._tokens.of(chosen), self._actions.of(chosen)
-        action_index = np.flatnonzero(self._mask.take(tokens.places))
+        count = actions.count
+        action_index = tokens.marked(self._mask, count)
         sequence = np.repeat(np.arange(len(chosen)), actions.lengths)
-        position = np.arange(len(tokens.places))
-        position -= np.repeat(tokens.offsets[:-1], tokens.lengths)
-        count = len(action_index)
-        logprobs = self._taken(self._logprobs, actions.places)
-        if logprobs is None:
-            logprobs = np.full(count, np.nan, np.float32)
-        versions, known = self._spread(self._versions, actions.places, count)
+        logprobs = np.full(count, np.nan, np.float32) if self._logprobs is None else actions.take(self._logprobs)
+        versions, known = self._spread(self._versions, actions)
         how = self._settings.of(chosen, count)._asdict()
         named: dict[str, Any] = {name: torch.from_numpy(column) for name, column in how.items()}
         named |= {name: torch.from_numpy(column[chosen]) for name, column in self._of_row.items()}
         named |= {
-            name: torch.from_numpy(column.take(actions.places))
-            for name, column in self._extra.items()
-            if column is not None
+            name: torch.from_numpy(actions.take(column)) for name, column in self._extra.items() if column is not None
         }
         return TokenBatch(
             rollout_ids=self._ids[chosen].tolist(),
-            tokens=torch.from_numpy(self._token_ids.take(tokens.places).astype(np.int64)),
+            tokens=torch.from_numpy(tokens.take(self._token_ids, np.int64)),
             cu_seqlens=torch.from_numpy(tokens.offsets.astype(np.int32)),
-            position_ids=torch.from_numpy(position),
+            position_ids=torch.from_numpy(tokens.positions),
             action_index=torch.from_numpy(action_index),
             logit_index=torch.from_numpy(action_index - 1),
             sequence=torch.from_numpy(sequence),
@@ -138,11 +131,11 @@ class Packer:
             valid=torch.from_numpy((logprobs > STAND_IN) & (logprobs < np.inf)),  # neither is true of NaN
             weight_versions=torch.from_numpy(versions),
             version_known=torch.from_numpy(known),
-            weights=torch.from_numpy(self._weight(actions.places, count)),
+            weights=torch.from_numpy(self._weight(actions)),
             trainer_transform=self._transform,
-            media=self._marks(tokens.places),
-            heads=self._head(actions.places),
-            support=self._kept(actions.places),
+            media=self._marks(tokens),
+            heads=self._head(actions),
+            support=self._kept(actions),
             routed_experts=None if self._routing is None else self._routing_of(chosen),
             **named,
         )
@@ -302,54 +295,43 @@ class Packer:
         return rank[inverse]
 
     @staticmethod
-    def _taken(column: npt.NDArray[np.float32] | None, places: Ints) -> npt.NDArray[np.float32] | None:
-        return None if column is None else column.take(places)
-
-    @staticmethod
-    def _spread(column: Any, places: Ints, count: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    def _spread(column: Any, actions: Part) -> tuple[Ints, npt.NDArray[np.bool_]]:
         if column is None:
-            return np.zeros(count, np.int64), np.zeros(count, bool)
+            return np.zeros(actions.count, np.int64), np.zeros(actions.count, bool)
         values, known = column
-        return values.take(places).astype(np.int64, copy=False), (
-            np.ones(count, bool) if known is None else known.take(places)
-        )
+        return actions.take(values, np.int64), np.ones(actions.count, bool) if known is None else actions.take(known)
 
-    def _weight(self, places: Ints, count: int) -> npt.NDArray[np.float32]:
+    def _weight(self, actions: Part) -> npt.NDArray[np.float32]:
         """1, or the caller's weight; 0 where the record says that the action must not be trained on."""
-        given = self._taken(self._weights, places)
-        weights = np.ones(count, np.float32) if given is None else given
+        weights = np.ones(actions.count, np.float32) if self._weights is None else actions.take(self._weights)
         if self._trainable is not None:
-            trainable, known = self._spread(self._trainable, places, count)
+            trainable, known = self._spread(self._trainable, actions)
             weights[known & (trainable == 0)] = 0
         return weights
 
-    def _marks(self, places: Ints) -> torch.Tensor | None:
+    def _marks(self, tokens: Part) -> torch.Tensor | None:
         """Of this batch alone: what other rows of the table have must not show in it."""
         if self._media is None:
             return None
-        marks = self._media.take(places)
+        marks = tokens.take(self._media)
         return torch.from_numpy(marks) if marks.any() else None
 
-    def _head(self, places: Ints) -> Heads | None:
+    def _head(self, actions: Part) -> Heads | None:
         if self._heads is None or self._head_logprobs is None:
             return None
-        tokens, counts = self._heads.of(places)
-        logprobs, _ = self._head_logprobs.of(places)
-        return Heads(
-            torch.from_numpy(tokens.astype(np.int64)),
-            torch.from_numpy(logprobs.astype(np.float32, copy=False)),
-            torch.from_numpy(counts),
-        )
+        tokens, counts = self._heads.of(actions, np.int64)
+        logprobs, _ = self._head_logprobs.of(actions, np.float32)
+        return Heads(torch.from_numpy(tokens), torch.from_numpy(logprobs), torch.from_numpy(counts))
 
-    def _kept(self, places: Ints) -> Support | None:
+    def _kept(self, actions: Part) -> Support | None:
         if self._support is None:
             return None
-        tokens, counts = self._support.of(places)
-        return Support(torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(counts))
+        tokens, counts = self._support.of(actions, np.int64)
+        return Support(torch.from_numpy(tokens), torch.from_numpy(counts))
 
     def _routing_of(self, chosen: Ints) -> Routing:
         experts, ranges, shape = self._routing  # pyright: ignore[reportGeneralTypeIssues]  # asked only where there is one
-        found = torch.from_numpy(experts[ranges.of(chosen).places].astype(np.int32))
+        found = torch.from_numpy(ranges.of(chosen).take(experts, np.int32))
         return Routing(found, *(torch.from_numpy(part[chosen]) for part in shape.values()))
 
 
@@ -361,9 +343,13 @@ class _Counted:
         size = int(ranges.lengths[0]) if len(ranges.lengths) else 0
         self.even = size if size and (ranges.lengths == size).all() else 0
 
-    def of(self, actions: Ints) -> tuple[npt.NDArray[Any], Ints]:
-        """(items of these actions, how many each has)."""
-        if self.even:  # whole heads are copied, not single items
-            return self.values.reshape(-1, self.even).take(actions, 0).reshape(-1), np.full(len(actions), self.even)
-        part = self.ranges.of(actions)
-        return self.values.take(part.places), part.lengths
+    def of(self, actions: Part, dtype: Any) -> tuple[npt.NDArray[Any], Ints]:
+        """(items of these actions, as `dtype`; how many each has)."""
+        if not self.even:
+            return self.ranges.within(actions).take(self.values, dtype), actions.take(self.ranges.lengths)
+        counts = np.full(actions.count, self.even)
+        if self.ranges.loops is not None:
+            return self.ranges.within(actions).take(self.values, dtype), counts
+        # whole heads are copied, not single items
+        items = self.values.reshape(-1, self.even).take(actions.places, 0).reshape(-1)
+        return items.astype(dtype, copy=False), counts

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.batch.ranges import Ranges
+from rollstore.batch.ranges import Marks, Ranges
 from rollstore.batch.token_batch import PENALTY_BITS, Kind
 from rollstore.schema.flat import Flat, Rows, flat, is_known
 from rollstore.usable import FILTERS_FIRST, OTHER_SETTINGS, draw, reshapes
@@ -61,28 +61,40 @@ class Settings:
 
     def __init__(self, columns: Drawn, actions: Ints, offsets: Ints) -> None:
         self._columns, self._actions, self._pieces = columns, actions, Ranges(offsets)
-        filled = actions > 0
-        self._alike = [len(np.unique(column[filled])) == 1 for column in columns]
+        with_actions = [column[actions > 0] for column in columns]
+        self._alike = [_is_one_value(column) for column in with_actions]
         """Whether all actions have one value: filling is several times as fast as repeating."""
-        self._values = [column[filled][:1] for column in columns]
+        self._values = [column[:1] for column in with_actions]
 
     def of(self, rows: Ints, actions: int) -> Drawn:
         """Settings of each action of the given rows, in that order; `actions` in all."""
         if all(self._alike):
-            columns: list[Any] = [np.full(actions, value[0]) for value in self._values]
-            return Drawn(*columns)
+            return Drawn(*(_filled(actions, value) for value in self._values))
         pieces = self._pieces.of(rows).places
         counts = self._actions[pieces]
-        columns = [
-            np.full(actions, value[0]) if alike else np.repeat(column[pieces], counts)
+        columns: list[Any] = [
+            _filled(actions, value) if alike else np.repeat(column[pieces], counts)
             for alike, value, column in zip(self._alike, self._values, self._columns, strict=True)
         ]
         return Drawn(*columns)
 
 
-def settings_of(rows: Rows, offsets: Ints, action_index: Ints, assumed: Any) -> Settings:
-    """Of all rows. offsets int64 [B + 1] of their tokens, action_index int64 [A]; assumed: a sampler, or None."""
-    pieces = _pieces(rows, offsets, action_index)
+def _is_one_value(column: npt.NDArray[Any]) -> bool:
+    first = column[:1]
+    return bool(len(column) and ((column == first) | ((column != column) & (first != first))).all())  # or all are NaN
+
+
+def _filled(count: int, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """As `np.full`, which takes as long again for as many as there are in a batch."""
+    out = np.empty(count, value.dtype)
+    out.fill(value[0])
+    return out
+
+
+def settings_of(rows: Rows, offsets: Ints, drawn: Marks, assumed: Any) -> Settings:
+    """Of all rows. offsets int64 [B + 1] of their tokens, drawn: which of them are actions; assumed: a sampler, or
+    None."""
+    pieces = _pieces(rows, offsets, drawn)
     known = _recorded(rows.children("samplers"), assumed)
     at = _sampler(rows, pieces)
     of = _Samplers(known.temperature[at], known.top_k[at], known.top_p[at], known.min_p[at], known.penalties[at])
@@ -92,7 +104,7 @@ def settings_of(rows: Rows, offsets: Ints, action_index: Ints, assumed: Any) -> 
     return Settings(Drawn(*kinds, transformed, *of), pieces.actions, pieces.offsets)
 
 
-def _pieces(rows: Rows, offsets: Ints, action_index: Ints) -> _Pieces:
+def _pieces(rows: Rows, offsets: Ints, drawn: Marks) -> _Pieces:
     everything = np.arange(rows.count)
     spans, start = rows.list("spans"), rows.children("spans").get("start")
     if spans is None or start is None:
@@ -107,8 +119,8 @@ def _pieces(rows: Rows, offsets: Ints, action_index: Ints) -> _Pieces:
         begin[of_span] = offsets[:-1][spans.rows] + start.to_numpy(zero_copy_only=False)
         begin[of_row[:-1]] = offsets[:-1]
     # A call without output begins where the next span does, comes before it, and so holds nothing.
-    before = np.maximum.accumulate(np.searchsorted(action_index, begin))
-    return _Pieces(row, span, np.diff(before, append=len(action_index)), of_row)
+    before = np.maximum.accumulate(drawn.before(begin))
+    return _Pieces(row, span, np.diff(before, append=drawn.count), of_row)
 
 
 def _sampler(rows: Rows, pieces: _Pieces) -> Ints:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from functools import partial
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from rollstore.readers.arrow import batch_of, check, opened, opens
 from rollstore.readers.order import Ints
+from rollstore.store.ahead import THREADS, ahead
 from rollstore.store.batching import items_of
 from rollstore.store.distant import expect
 from rollstore.store.journal import JournalView
@@ -22,7 +23,8 @@ from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
 
 TABLE = "rollouts"
-_OPEN = 64  # files held open
+_RUN = 16  # the fewest batches of a file that a thread reads at one go: each opens it anew
+_FEW = 64  # batches that are read sooner than threads are awake
 _ITEMS = 1 << 30  # of a list column in one array: its offsets have 32 bits
 _LENGTH, PLACE = "tokens_length", "place"
 
@@ -42,7 +44,6 @@ class Reader:
         self._sources: list[Part | JournalView | Held] = [*snapshot.parts(table), *snapshot.views(table)]
         self._first = np.cumsum([0, *(source.batch_count for source in self._sources)])
         """number of the first batch of each source, counted over all"""
-        self._files: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         sent: list[Part | Held] = []
@@ -51,7 +52,7 @@ class Reader:
                 sent.append(Held([fit(batch, self.schema, self.table) for batch in source.batches()]))
             else:  # a part without what it has read and opened so far
                 sent.append(replace(source) if isinstance(source, Part) else source)
-        return {**self.__dict__, "_sources": sent, "_files": OrderedDict()}
+        return {**self.__dict__, "_sources": sent}
 
     def index(self, columns: Sequence[str], lengths: str | None = "action_mask") -> pa.Table:
         """Every row: the columns named, `place` int64, and `tokens_length` int64: how long the list `lengths` is."""
@@ -62,7 +63,7 @@ class Reader:
             expect(self._filesystem, [part.file for part in parts])
         wanted = list(dict.fromkeys(columns))
         read = [*wanted, *([] if lengths is None or lengths in wanted else [lengths])]
-        batches = [(number, self._decode(number, tuple(read))) for number in range(int(self._first[-1]))]
+        batches = list(self._decoded([(number, None) for number in range(int(self._first[-1]))], read))
         rows = self._table(batches, read)
         table = rows.select(wanted)
         if lengths is not None:
@@ -97,14 +98,42 @@ class Reader:
             tables = [self._table(together, columns) for together in _bounded(pieces)]
         return [_whole(table, fields or {}) for table in tables]
 
-    def _pieces(self, places: Ints, columns: tuple[str, ...]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _pieces(self, places: Ints, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(number, rows of it) of each batch that has some of the places."""
+        if not len(places):
+            return iter(())
         numbers, starts = np.unique(places >> 32, return_index=True)
-        for number, (start, stop) in zip(numbers.tolist(), pairwise([*starts.tolist(), len(places)]), strict=True):
-            batch = self._decode(number, columns)
-            rows = places[start:stop] & 0xFFFFFFFF
-            first, last = int(rows[0]), int(rows[-1]) + 1
-            yield number, batch.slice(first, len(rows)) if last - first == len(rows) else batch.take(pa.array(rows))
+        rows = np.split(places & 0xFFFFFFFF, starts[1:])
+        return self._decoded(list(zip(numbers.tolist(), rows, strict=True)), columns)
+
+    def _decoded(
+        self, wanted: Sequence[tuple[int, Ints | None]], columns: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Some batches by number, in their order, of each these rows, or all; a file's neighbours by one thread."""
+        most = max(_RUN, len(wanted) // (4 * THREADS))
+        runs = [
+            (place, own[first : first + most])
+            for place, own in ((place, list(own)) for place, own in groupby(wanted, lambda one: self._place(one[0])))
+            for first in range(0, len(own), most)
+        ]
+        read = partial(self._run, tuple(columns))
+        return chain.from_iterable(ahead(read, runs) if len(wanted) > _FEW else map(read, runs))
+
+    def _run(
+        self, columns: tuple[str, ...], run: tuple[int, list[tuple[int, Ints | None]]]
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """Batches of one source, with those of the columns that it has."""
+        place, wanted = run
+        source, file = self._sources[place], self._opened(place, columns)
+        found: list[tuple[int, pa.RecordBatch]] = []
+        for number, rows in wanted:
+            own = number - int(self._first[place])
+            if file is None or not isinstance(source, Part):
+                batch = source.batch(own, columns)
+            else:
+                batch = batch_of(file, source, own)
+            found.append((number, batch if rows is None else _picked(batch, rows)))
+        return found
 
     def _table(self, batches: Iterable[tuple[int, pa.RecordBatch]], columns: Sequence[str]) -> pa.Table:
         """Numbered batches as one table, nothing copied: a file's at one go, for all of them lack the same columns."""
@@ -119,30 +148,14 @@ class Reader:
         """The place of the source that a batch is of."""
         return int(np.searchsorted(self._first, number, side="right")) - 1
 
-    def _decode(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
-        """A batch with those of the columns that its file has."""
-        place = self._place(number)
-        source, own = self._sources[place], number - int(self._first[place])
-        file = self._opened(place, columns)
-        if file is None or not isinstance(source, Part):
-            return source.batch(own, columns)
-        return batch_of(file, source, own)
-
     def _opened(self, place: int, columns: tuple[str, ...]) -> Any:
         """A part opened so that only the bytes of these columns are read: worth its many small reads where lists are
         left out. None where a batch is better read whole."""
-        key = (place, columns)
-        if key not in self._files:
-            part = self._sources[place]
-            if self._by_arrow and isinstance(part, Part) and _leaves_out_lists(part, columns):
-                check([part])
-                self._files[key] = opened(part, columns)
-            else:
-                self._files[key] = None
-            if len(self._files) > _OPEN:
-                self._files.popitem(last=False)
-        self._files.move_to_end(key)
-        return self._files[key]
+        part = self._sources[place]
+        if not self._by_arrow or not isinstance(part, Part) or not _leaves_out_lists(part, columns):
+            return None
+        check([part])
+        return opened(part, columns)
 
 
 class Held:
@@ -157,6 +170,12 @@ class Held:
 
     def batch(self, number: int, columns: Sequence[str]) -> pa.RecordBatch:
         return self._batches[number].select(list(columns))
+
+
+def _picked(batch: pa.RecordBatch, rows: Ints) -> pa.RecordBatch:
+    """Some rows, ascending."""
+    first, count = int(rows[0]), int(rows[-1]) + 1 - int(rows[0])
+    return batch.slice(first, len(rows)) if count == len(rows) else batch.take(pa.array(rows))
 
 
 def _leaves_out_lists(part: Part, columns: tuple[str, ...]) -> bool:

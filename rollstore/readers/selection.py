@@ -16,6 +16,7 @@ from rollstore.readers.filters import NUMBER, Filters, answers, by_others, check
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
 from rollstore.readers.rows import PLACE, Reader
+from rollstore.schema.lazy import lazy
 from rollstore.store.snapshot import Snapshot
 
 _GROUP = ("run_id", "step", "group_id")
@@ -45,6 +46,17 @@ class Selection:
     snapshot: str
     digest: str
     late: int
+
+    @lazy
+    def sizes(self) -> Ints:
+        """int64 [units]: how many rows each has."""
+        return np.diff(self.starts)
+
+    def rows(self, units: Ints) -> Ints:
+        """int64: the rows of some units, in that order."""
+        sizes = self.sizes[units]
+        ends = np.cumsum(sizes)
+        return np.repeat(self.starts[units] - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
 
 
 def select(
@@ -81,8 +93,7 @@ def select(
             *members,
         ]
     )
-    rows = _once(snapshot, rows.sort_by([(name, "ascending") for name in _ORIGIN]))
-    rollout = _codes(rows["rollout_id"])
+    rows, rollout = _once(snapshot, _as_written(rows))
     last = _last(rollout, rows["segment"].to_numpy())
     kept = np.ones(len(last), bool) if where is None else _kept(reader, rows, rollout, last, where)
     ends = rows.take(pa.array(last))
@@ -112,11 +123,19 @@ def select(
     )
 
 
-def _once(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
-    """The rows without those that repeat another."""
-    keys = rows.select(["rollout_id", "segment"])
-    if keys.group_by(keys.column_names).aggregate([]).num_rows == keys.num_rows:
-        return rows
+def _as_written(rows: pa.Table) -> pa.Table:
+    """The rows by writer and, of each, in the order in which it wrote them."""
+    encoded: Any = rows["written_by"].combine_chunks().dictionary_encode()
+    rank = np.argsort(np.argsort(np.array([*encoded.dictionary.to_pylist(), ""], object)[:-1]))
+    order = np.lexsort((rows["written_row"].to_numpy(), rank[encoded.indices.to_numpy()]))
+    return rows if (np.diff(order) == 1).all() else rows.take(pa.array(order))
+
+
+def _once(snapshot: Snapshot, rows: pa.Table) -> tuple[pa.Table, Ints]:
+    """(the rows without those that repeat another, the rollout of each)."""
+    rollout, segment = _codes(rows["rollout_id"]), rows["segment"].to_numpy().astype(np.int64)
+    if _numbered(rollout * (segment.max(initial=0) + 1) + segment).max(initial=-1) + 1 == rows.num_rows:
+        return rows, rollout
     found = repeats(snapshot)
     if found.conflicts:
         id_, segment = found.conflicts[0]
@@ -128,7 +147,14 @@ def _once(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
     numbered = rows.select(_ORIGIN).append_column("row", pa.array(np.arange(rows.num_rows)))
     kept = np.ones(rows.num_rows, bool)
     kept[numbered.join(found.left_out, keys=list(_ORIGIN), join_type="inner")["row"].to_numpy()] = False
-    return rows.filter(pa.array(kept))
+    rows = rows.filter(pa.array(kept))
+    return rows, _codes(rows["rollout_id"])
+
+
+def _numbered(values: Ints) -> Ints:
+    """Equal values -> one number, numbers in order of first appearance."""
+    encoded: Any = pa.array(values).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64)
 
 
 def _codes(column: pa.ChunkedArray) -> Ints:
@@ -195,10 +221,10 @@ def _groups(rollouts: pa.Table) -> Ints:
     parts = [_codes(rollouts[name]) for name in _GROUP]
     alone = pc.is_null(rollouts["group_id"]).to_numpy()
     parts.append(np.where(alone, np.arange(len(alone)), -1))
-    _, first, inverse = np.unique(np.stack(parts), axis=1, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse.reshape(-1)]
+    group = np.zeros(len(alone), np.int64)
+    for part in parts:  # each below the number of rows, and so is what becomes of them
+        group = _numbered(group * (len(alone) + 1) + part + 1)
+    return group
 
 
 def _late(rollouts: pa.Table, group: Ints) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-_THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(8, os.cpu_count() or 1)
 
 
 class Pool(ThreadPoolExecutor):
@@ -25,7 +25,7 @@ class Pool(ThreadPoolExecutor):
             self.shutdown(cancel_futures=True)
 
 
-def ahead(work: Callable[[_T], _R], items: Iterable[_T], threads: int = _THREADS) -> Iterator[_R]:
+def ahead(work: Callable[[_T], _R], items: Iterable[_T], threads: int = THREADS) -> Iterator[_R]:
     """`work` of each item, in their order; at most twice as many as there are threads are under way or waiting.
 
     `items` is advanced by the caller's thread alone. What `work` raises is raised where its result would have stood.

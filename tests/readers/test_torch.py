@@ -460,13 +460,15 @@ def test_a_slice_loads_as_the_same_rows_written_afresh(store: Store, tmp_path: P
     assert torch.equal(tokens, fresh.tokens)
 
 
+@pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 def test_rows_of_many_files_come_in_the_order_asked(
-    filled: Store, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+    filled: Store, cache_bytes: int, threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = list(RolloutLoader(filled, tokens_per_batch=70))
     monkeypatch.setattr("rollstore.readers.rows._ITEMS", 20)
-    monkeypatch.setattr("rollstore.readers.rows._OPEN", 1)
+    monkeypatch.setattr("rollstore.readers.rows._RUN", 1)
+    monkeypatch.setattr("rollstore.readers.rows._FEW", 0 if threads else 1 << 20)
     pieces = list(RolloutLoader(filled, tokens_per_batch=70, cache_bytes=cache_bytes))
     assert ids(pieces) == ids(whole)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(pieces, whole, strict=True))

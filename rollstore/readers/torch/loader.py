@@ -273,15 +273,14 @@ class RolloutLoader(IterableDataset[Any]):
         """The rows of some units, in that order, as a batch."""
         if not len(share):
             return self._finished(self._make(self._source.empty()))
-        rows = self._rows(ahead.units[share])
-        owner = np.repeat(
-            np.searchsorted(numbers, ahead.windows[share]), np.diff(self._selection.starts)[ahead.units[share]]
-        )
-        places, needed = self._selection.places[rows], np.unique(owner).tolist()
-        if len(needed) == 1:
-            window = windows.get(needed[0], needed[0])
+        units = ahead.units[share]
+        places = self._selection.places[self._selection.rows(units)]
+        held = np.searchsorted(numbers, ahead.windows[share])
+        if held[0] == held[-1]:
+            window = windows.get(int(held[0]), int(held[0]))
             packed = window.packed(places)
             return self._finished(self._make(window.table(places)) if packed is None else packed)
+        owner, needed = np.repeat(held, self._selection.sizes[units]), np.unique(held).tolist()
         # An epoch goes from window to window, so what is of the first comes first.
         tables = [windows.get(number, needed[0]).table(places[owner == number]) for number in needed]
         return self._finished(self._make(pa.concat_tables(tables).combine_chunks()))
@@ -290,17 +289,11 @@ class RolloutLoader(IterableDataset[Any]):
         return batch.pin_memory() if self._pinned and isinstance(batch, TokenBatch) else batch
 
     def _load(self, ahead: Plan, number: int) -> Window:
-        rows = self._rows(ahead.units[ahead.windows == number])
+        rows = self._selection.rows(ahead.units[ahead.windows == number])
         places = self._selection.places[rows]
-        everything = len(rows) == int(np.diff(self._selection.starts)[self._fits].sum())
+        everything = len(rows) == int(self._selection.sizes[self._fits].sum())
         load = partial(self._source.load, rows, places)
         return self._kept.load(places, load) if everything else load()
-
-    def _rows(self, units: Ints) -> Ints:
-        """Rows of the selection that make up some units, in that order."""
-        begins, lengths = self._selection.starts[units], np.diff(self._selection.starts)[units]
-        ends = np.cumsum(lengths)
-        return np.repeat(begins - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
 
     def set_epoch(self, epoch: int, *, version: int | None = None) -> None:
         """Go to the beginning of an epoch; with `version`, evaluate the filters again for those current weights.

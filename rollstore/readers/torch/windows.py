@@ -15,6 +15,7 @@ from rollstore.batch import TokenBatch
 from rollstore.batch.packer import Packer
 from rollstore.readers.order import Ints
 from rollstore.readers.rows import Reader
+from rollstore.schema.lazy import lazy
 
 Pack: TypeAlias = Callable[[pa.Table], Packer]
 Column: TypeAlias = Callable[[Ints], pa.Array]
@@ -62,7 +63,12 @@ class Window:
     def __init__(self, places: Ints, pieces: list[pa.Table], pack: Pack | None) -> None:
         self._places, self._pieces = places, pieces
         self._starts = np.cumsum([0, *(piece.num_rows for piece in pieces)])
-        self._packer = pack(pieces[0]) if pack is not None and len(pieces) == 1 else None
+        self._pack = pack
+
+    @lazy
+    def _packer(self) -> Packer | None:
+        """The rows taken apart: not where they are read, for both threads take their turns at Python."""
+        return self._pack(self._pieces[0]) if self._pack is not None and len(self._pieces) == 1 else None
 
     @property
     def nbytes(self) -> int:
