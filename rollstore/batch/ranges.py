@@ -1,4 +1,4 @@
-"""Lists that lie one after another in a flat array: copies of some of them, and where their items are."""
+"""Lists that lie one after another in a flat array: where the items of some of them are, and copies of those."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollstore import compiled
 from rollstore.schema.lazy import lazy
 
 Ints = npt.NDArray[np.int64]
-
-_LARGE = 1 << 19  # items from which on compiled loops are worth the time that numba takes to be imported
 
 
 class Part:
     """Some of the lists, packed in the order asked.
 
     begins int64 [lists]: where each begins in the flat array; lengths int64 [lists]; offsets int64 [lists + 1]: where
-    each begins among the items of all.
+    each begins among the items of all, `count` of them.
     """
 
-    def __init__(self, begins: Ints, lengths: Ints, loops: Any) -> None:
+    def __init__(self, begins: Ints, lengths: Ints) -> None:
         self.begins, self.lengths = begins, lengths
         self.offsets: Ints = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=self.offsets[1:])
         self.count = int(self.offsets[-1])
-        self._loops = loops
 
     @lazy
     def places(self) -> Ints:
@@ -39,24 +35,13 @@ class Part:
     @lazy
     def positions(self) -> Ints:
         """int64 [items]: where each item stands in its list."""
-        if self._loops is not None:
-            return self._loops.positions(self)
         positions = np.arange(self.count)
         positions -= np.repeat(self.offsets[:-1], self.lengths)
         return positions
 
     def take(self, values: npt.NDArray[Any], dtype: Any = None) -> npt.NDArray[Any]:
         """[items]: their values among those of the flat array, as another type where one is given."""
-        wanted = values.dtype if dtype is None else np.dtype(dtype)
-        if self._loops is not None and values.dtype != np.float16:  # which numba has none of
-            return self._loops.take(self, values, wanted)
-        return values.take(self.places).astype(wanted, copy=False)
-
-    def marked(self, marks: npt.NDArray[np.bool_], count: int) -> Ints:
-        """int64 [count]: which items, of all of these lists, have a mark among those of the flat array; `count` do."""
-        if self._loops is not None:
-            return self._loops.marked(self, marks, count)
-        return np.flatnonzero(marks.take(self.places))
+        return values.take(self.places).astype(values.dtype if dtype is None else dtype, copy=False)
 
 
 class Ranges:
@@ -65,16 +50,15 @@ class Ranges:
     def __init__(self, offsets: Ints) -> None:
         self.offsets = offsets
         self.lengths = np.diff(offsets)
-        self.loops: Any = _loops() if offsets[-1] >= _LARGE else None
 
     def of(self, lists: Ints) -> Part:
         """The given lists."""
-        return Part(self.offsets[lists], self.lengths[lists], self.loops)
+        return Part(self.offsets[lists], self.lengths[lists])
 
     def within(self, outer: Part) -> Part:
         """The items of some lists being lists themselves, these: the neighbours in each as one long list."""
         begins = self.offsets[outer.begins]
-        return Part(begins, self.offsets[outer.begins + outer.lengths] - begins, self.loops)
+        return Part(begins, self.offsets[outer.begins + outer.lengths] - begins)
 
 
 class Marks:
@@ -98,11 +82,3 @@ _BITS = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 """How many bits of a byte are set."""
 _FIRST = np.array([(1 << bits) - 1 for bits in range(8)], np.uint8)
 """The first bits of a byte."""
-
-
-def _loops() -> Any:
-    if not compiled.is_possible():
-        return None
-    from rollstore.batch import ranges_numba  # the same values, in half of the time and without the interpreter's lock
-
-    return ranges_numba

@@ -9,12 +9,12 @@ replaced by a library's logarithm: spec/noise.md is the recipe, spec/vectors/noi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from rollstore import compiled
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +133,7 @@ def _draw(
 ) -> NDArray[np.float32]:
     rows = rows_of(key, sample, positions, segment)
     n, width = len(rows[0]), checked_vocab(vocab_size)
-    if compiled.is_possible():
+    if _numba_is_installed():
         from rollstore.replay import noise_numba  # the same bits, a quarter of the time
 
         return noise_numba.draw(rows, width, race=race)
@@ -157,6 +157,11 @@ def _draw(
             edge = min(width, 4 * left + values.shape[1])
             out[top : top + high, 4 * left : edge] = values[:, : edge - 4 * left]
     return out
+
+
+@cache
+def _numba_is_installed() -> bool:
+    return find_spec("numba") is not None
 
 
 def _race(words: NDArray[np.int32]) -> NDArray[np.float32]:

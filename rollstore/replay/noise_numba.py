@@ -6,15 +6,18 @@ leaves IEEE 754 alone unless asked for `fastmath`. The interpreter's lock is rel
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import numba  # pyright: ignore[reportMissingTypeStubs]  # numba ships no types
 import numpy as np
 from numpy.typing import NDArray
 
-from rollstore.compiled import compiled
 from rollstore.replay import noise
 
 _AT_ONCE = 4_096  # words in one piece: they stay in the first-level cache between the two loops
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _u32, _u64, _i32, _f32 = np.uint32, np.uint64, np.int32, np.float32
 _M0, _M1 = (_u64(multiplier) for multiplier in noise.MULTIPLIERS)
@@ -33,7 +36,16 @@ def draw(rows: tuple[NDArray[np.uint64], ...], vocab_size: int, *, race: bool) -
     return out
 
 
-@compiled
+def _compiled(function: _F) -> _F:
+    """The function as machine code, kept on disk for the next process where there is a folder to keep it in."""
+    options = {"error_model": "numpy", "nogil": True}
+    try:
+        return numba.njit(function, cache=True, **options)  # pyright: ignore
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(function, **options)  # pyright: ignore
+
+
+@_compiled
 def _log(t: Any, scaled_count: Any) -> Any:
     z = t * t
     y = z * _A4
@@ -43,7 +55,7 @@ def _log(t: Any, scaled_count: Any) -> Any:
     return (y + _A0) * t + scaled_count
 
 
-@compiled
+@_compiled
 def _words(position: Any, sample: Any, segment: Any, k0: Any, k1: Any, first: Any, words: Any) -> None:
     """Philox4x32-10 from block `first` on, four words a block."""
     for block in range(len(words) // 4):
@@ -59,7 +71,7 @@ def _words(position: Any, sample: Any, segment: Any, k0: Any, k1: Any, first: An
         words[4 * block + 3] = _i32(c3)
 
 
-@compiled
+@_compiled
 def _values(words: Any, race: Any, out: Any) -> None:
     for i in range(len(words)):
         sign = words[i] >> _LAST
@@ -77,7 +89,7 @@ def _values(words: Any, race: Any, out: Any) -> None:
         out[i] = value
 
 
-@compiled
+@_compiled
 def _draw(positions: Any, samples: Any, segments: Any, k0: Any, k1: Any, race: Any, out: Any) -> None:
     words = np.empty(_AT_ONCE, np.int32)
     width = out.shape[1]

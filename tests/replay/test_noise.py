@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from rollstore import compiled
 from rollstore.replay import noise, noise_numba
 
 SPEC = Path(__file__).parents[2] / "spec"
@@ -73,7 +72,7 @@ def drawn(library: str, monkeypatch: pytest.MonkeyPatch, **where: Any) -> Any:
     """`gumbel` by numpy, by numba or by torch."""
     if library == "torch":
         return noise.gumbel_torch(**where).numpy()
-    monkeypatch.setattr(compiled, "is_possible", lambda: library == "numba")
+    monkeypatch.setattr(noise, "_numba_is_installed", lambda: library == "numba")
     return noise.gumbel(**where)
 
 
@@ -137,7 +136,7 @@ def test_the_exponentials_of_numba_are_those_of_numpy(monkeypatch: pytest.Monkey
     where: dict[str, Any] = {"key": 11, "sample": 2, "positions": [3, 2**31 - 1], "vocab_size": 5_003}
     found = []
     for installed in (True, False):
-        monkeypatch.setattr(compiled, "is_possible", lambda installed=installed: installed)
+        monkeypatch.setattr(noise, "_numba_is_installed", lambda installed=installed: installed)
         found.append(noise.exponential(**where).tobytes())
     assert found[0] == found[1]
 
@@ -158,6 +157,18 @@ def test_a_machine_without_numba_draws_with_numpy() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert shown.strip() == noise.gumbel(key=1, sample=0, positions=0, vocab_size=9).tobytes().hex()
+
+
+def test_compiled_noise_needs_no_folder_to_keep_machine_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = noise_numba.numba.njit
+
+    def nowhere(function: Any, *, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return compiled(function, **options)
+
+    monkeypatch.setattr(noise_numba.numba, "njit", nowhere)
+    assert noise_numba._compiled(lambda x: x + 1)(2) == 3
 
 
 def test_the_batch_the_vocabulary_and_the_order_change_nothing() -> None:
