@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.readers import arguments
 from rollstore.readers.arrow import dataset
 from rollstore.schema import TABLES
 from rollstore.store.store import Store
@@ -23,8 +25,9 @@ _GROUP = ("run_id", "step", "group_id")
 class Ledger:
     """Rows of `uses` of one attempt of a run: collected as rollouts are given or dropped, written with the step.
 
-    `done`: ids that need not come again: recorded by an earlier attempt before the step that this one begins with, or
-    given or dropped by this one. `attempt` is one above the last; `step` is the one that the next commit records.
+    It contains the ids that need not come again: recorded by an earlier attempt before the step that this one begins
+    with, or given or dropped by this one. `attempt` is one above the last; `step` is the one that the next commit
+    records.
     """
 
     def __init__(self, store: Store, train_run: str, resume_step: int | None, date: Callable[[], datetime]) -> None:
@@ -39,25 +42,28 @@ class Ledger:
         if self.step < 0:
             raise ValueError(f"resume_step: wanted at least 0, got {resume_step}")
         kept = rows.filter(_current(rows, attempts)).filter(pc.field("train_step") < self.step)
-        self.done: set[str] = set(kept["rollout_id"].to_pylist())
-        self._rows: list[dict[str, Any]] = []
+        self._done: set[str] = set(kept["rollout_id"].to_pylist())
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._kept: set[str] = set()
+        """of what was dropped: whose rows are kept elsewhere until `record`"""
         self._writer: Any = None
         self._unsafe = False
         """whether rows of this step are with the writer, and may not survive power loss yet"""
 
     def groups(self) -> set[tuple[Any, Any, Any]]:
-        """(run_id, step, group_id) of what is done, of the first segment that has one.
+        """(run_id, step, group_id) of what is done, each of the first segment that says it.
 
         An id that is stored with one segment in two groups speaks for neither: which of them was given is not on
         record. Raises CorruptionError.
         """
-        if not self.done:
+        done = [*self._done, *self._rows]
+        if not done:
             return set()
         with self._store.snapshot() as snapshot:
             rows = dataset(snapshot, "rollouts").to_table(columns=["rollout_id", "segment", *_GROUP])
         # Numbers in place of words: for a million rollouts 0.25 GB instead of 0.45.
         runs, groups = (rows[name].dictionary_encode().combine_chunks() for name in ("run_id", "group_id"))
-        ids = pc.index_in(rows["rollout_id"], value_set=pa.array(self.done, pa.string()))
+        ids = pc.index_in(rows["rollout_id"], value_set=pa.array(done, pa.string()))
         rows = pa.table(
             [ids, rows["segment"], runs.indices, rows["step"], groups.indices],
             ["id", "segment", "run", "step", "group"],
@@ -66,13 +72,21 @@ class Ledger:
         contents = rows.group_by(["id", "segment"]).aggregate([([], "count_all")])
         several = contents.filter(pc.field("count_all") > 1)["id"].combine_chunks()
         unclear = pc.is_in(rows["id"], value_set=several)
-        said = rows.filter(pc.and_not(rows["group"].is_valid(), unclear)).sort_by("segment")
-        kept = pc.ScalarAggregateOptions(skip_nulls=False)
-        first = said.group_by("id", use_threads=False).aggregate([(n, "first", kept) for n in ("run", "step", "group")])
-        first = first.select(["run_first", "step_first", "group_first"])
+        said = rows.filter(pc.invert(unclear)).sort_by("segment")
+        first = said.group_by("id", use_threads=False).aggregate([(name, "first") for name in ("run", "step", "group")])
+        first = first.select(["run_first", "step_first", "group_first"]).filter(pc.field("group_first").is_valid())
         run, step, group = first.group_by(first.column_names).aggregate([]).columns
         names = (runs.dictionary.take(run).to_pylist(), step.to_pylist(), groups.dictionary.take(group).to_pylist())
         return set(zip(*names, strict=True))
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._done or id_ in self._rows or id_ in self._kept
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """These were not given after all, nor was anything dropped that was not recorded: they may come again."""
+        for id_ in ids:
+            self._rows.pop(id_, None)
+        self._kept.clear()
 
     def give(self, id_: str, enqueued_at: datetime | None, consumed_at: datetime, actions: int) -> None:
         """A rollout was given to the trainer."""
@@ -90,13 +104,19 @@ class Ledger:
 
     def record(self, rows: list[dict[str, Any]]) -> None:
         """What was kept belongs to this step; nothing is kept any more."""
-        self._rows += rows
+        self._rows.update({row["rollout_id"]: row for row in rows})
+        self._kept.difference_update(row["rollout_id"] for row in rows)
         rows.clear()
 
     def _note(self, id_: str, rows: list[dict[str, Any]] | None = None, **columns: Any) -> None:
-        if id_ not in self.done:
-            self.done.add(id_)
-            (self._rows if rows is None else rows).append({"rollout_id": id_, **columns})
+        if id_ in self:
+            return
+        row = {"rollout_id": id_, **columns}
+        if rows is None:
+            self._rows[id_] = row
+        else:
+            self._kept.add(id_)
+            rows.append(row)
 
     def commit(self, **columns: Any) -> None:
         """Write the rows collected as those of this step; they survive power loss. Without rows nothing happens.
@@ -110,8 +130,10 @@ class Ledger:
             same = {"train_run": self._run, "attempt": self.attempt, "train_step": self.step, "epoch": 0, **columns}
             if self._writer is None:
                 self._writer = self._store.writer(table="uses", source=self._run)
-            self._writer.append(_table(self._rows, same))
-            self._rows, self._unsafe = [], True
+                weakref.finalize(self, self._writer.close).atexit = False  # whoever lets go of a follower without close
+            self._writer.append(_table([*self._rows.values()], same))
+            self._done.update(self._rows)
+            self._rows, self._unsafe = {}, True
         self._writer.flush(sync=True)
         self.step, self._unsafe = self.step + 1, False
 
@@ -129,6 +151,8 @@ def _check(columns: dict[str, Any]) -> None:
         if name not in _OF_A_STEP:
             raise ValueError(f"{name}: wanted columns of a step ({', '.join(_OF_A_STEP)}), got one of a rollout's use")
         try:
+            if pa.types.is_integer(known[name].type) and value is not None:
+                arguments.whole(name, value)  # Arrow takes 1.5 for 1
             pa.scalar(value, known[name].type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise TypeError(f"{name}: wanted {known[name].type}, got {value!r}") from None

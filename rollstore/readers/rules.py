@@ -31,13 +31,15 @@ class Rules:
     """What is given, and when it is given up.
 
     tokens_per_batch, rollouts_per_batch: the most of a batch; with whole_groups the second counts groups. where: over
-    scalar columns of the last segment; others are `filtered`, and what it fails on is discarded. version, max_lag: what
-    is more than max_lag versions behind when it would be given is discarded, counted from its oldest action; so is what
-    has an unknown version. whole_groups: a group comes whole, once group_size members are finished. group_wait: seconds
-    after which one that is still incomplete is closed, for ever when None; incomplete: then to take what there is of
-    it, or to leave it out. A group of which no member says its group_size waits as long, and is then what is there of
-    it. Members that come later than that are discarded. timeout: seconds to wait for a full batch before what is there
-    is given, or nothing more; None waits for ever. poll: seconds between looks at the store.
+    scalar columns of the last segment; others are `filtered`, and what it fails on is discarded, as is what alone is
+    above tokens_per_batch. version, max_lag: what is more than max_lag versions behind when it would be given is
+    discarded, counted from its oldest action; so is what has an unknown version. whole_groups: a group comes whole,
+    once group_size members are finished. group_wait: seconds after which one that is still incomplete is closed, for
+    ever when None: counted from the look at the store that found its first member to the beginning of another, once all
+    that this one found has arrived; incomplete: then to take what there is of it, or to leave it out. A group of which
+    no member says its group_size waits as long, and is then what is there of it. Members that come later than that are
+    discarded. timeout: seconds to wait for a full batch before what is there is given, or nothing more; None waits for
+    ever. poll: seconds between looks at the store.
     """
 
     tokens_per_batch: int | None = None
@@ -63,3 +65,5 @@ class Rules:
         if self.max_lag is not None:
             arguments.whole("max_lag", self.max_lag, 0)
         arguments.word("incomplete", self.incomplete, ("take", "leave_out"))
+        if self.incomplete == "take" and not self.whole_groups:
+            raise ValueError("incomplete: wanted whole_groups with 'take': only whole groups can lack members")

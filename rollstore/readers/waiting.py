@@ -58,7 +58,7 @@ class Block:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Row:
-    """A row of a block. group: (run_id, step, group_id), None where it is in none; size: its group_size; versions: of
+    """A row of a block. of: its run_id, step and group_id, None where it says none; size: its group_size; versions: of
     its oldest and newest action, None where it does not say; acting: whether it has actions at all; actions: those that
     the record lets be trained on."""
 
@@ -66,7 +66,7 @@ class Row:
     number: int
     id: str
     segment: int
-    group: tuple[Any, Any, Any] | None
+    of: tuple[Any, Any, Any]
     size: int | None
     continued: bool
     versions: tuple[int | None, int | None]
@@ -148,7 +148,7 @@ def release(rollouts: Iterable[Rollout]) -> None:
 @dataclass(kw_only=True, slots=True, eq=False)
 class Unit:
     """What is given together: a rollout, or a group of them. key: what its members share; number: in the order of their
-    coming; size: 0 while no member says it; since: when the first came, in seconds of the clock; oldest: as of a
+    coming; size: 0 while no member says it; since: when the look began that found the first; oldest: as of a
     rollout, once it is ready; contradicted: how many members came with different contents; dropped: rows of `uses` of
     members that are left out, for the step in which the others are given or dropped: were they on record before, the
     others would be late after a restart in between."""
@@ -214,7 +214,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
             number=number,
             id=id_,
             segment=segment,
-            group=None if group is None else (run, step, group),
+            of=(run, step, group),
             size=size,
             continued=ending == "continued",
             versions=(oldest, newest),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
+import os
+import pickle
+import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,9 +17,11 @@ import pyarrow.compute as pc
 import pytest
 
 from rollstore.errors import DuplicateError
+from rollstore.readers.follow import Follower, Rules
 from rollstore.readers.torch import RolloutFollower
 from rollstore.schema import Rollout
 from rollstore.store.store import Store
+from rollstore.store.store import open as open_store
 from tests.readers.samples import group, rollout, write
 from tests.readers.test_follow import Time, follower, given, record
 
@@ -71,7 +80,7 @@ def test_a_member_that_comes_late_to_a_group_that_is_not_given_yet_does_not_clos
     first = follower(store, **rules)
     assert first.next()["rollout_id"].to_pylist() == ["g-0", "h-0"]
     write(store, rollout(late, segment=int(late == "late"), group_id="i", group_size=1))
-    assert not first._fill(), "a look that found no full batch"
+    assert not first._pending.fill(), "a look that found no full batch"
     first.commit()
     first.close()
     second = follower(store, **rules)
@@ -218,7 +227,7 @@ def test_a_filter_that_finds_no_memory_asks_again(store: Store, monkeypatch: pyt
     write(store, *group("g", [1.0, 0.0], size=3))
     following = follower(store, where=pc.field("reward") > 0.5, whole_groups=True, group_wait=0.0, incomplete="take")
     with monkeypatch.context() as patched:
-        patched.setattr("rollstore.readers.follow.kept", none)
+        patched.setattr("rollstore.readers.pending.kept", none)
         with pytest.raises(MemoryError, match="malloc"):
             following.next()
     assert given(following) == [["g-0"]]
@@ -283,3 +292,173 @@ def test_a_batch_that_could_not_be_made_comes_again_and_is_not_on_record_before(
     following.commit()
     following.close()
     assert record(store) == dict.fromkeys("abc", ("trained", None))
+
+
+@pytest.mark.parametrize("incomplete", ["leave_out", "take"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_groups_that_are_whole_in_the_store_are_whole_however_long_the_trainer_takes(
+    store: Store, incomplete: str, sealed: bool
+) -> None:
+    groups, writers = range(300), [store.writer(run="run", source=f"engine-{n}") for n in range(2)]
+    for number, writer in enumerate(writers):
+        tokens = 1_500 if sealed else 6  # more than is read at one go
+        rows = [rollout(f"{name}-{number}", tokens, group_id=f"{name}", group_size=2) for name in groups]
+        for some in [rows] if sealed else [rows[at : at + 4] for at in range(0, len(rows), 4)]:
+            writer.append(some)
+            writer.flush()
+        if sealed:
+            writer.close()
+    time = Time()
+    following = follower(store, time, whole_groups=True, group_wait=600.0, incomplete=incomplete, rollouts_per_batch=50)
+    found: list[str] = []
+    while (table := following.next()) is not None:
+        found += table["rollout_id"].to_pylist()
+        following.commit()
+        time.seconds += 1_000
+    assert sorted(found) == sorted(f"{name}-{number}" for name in groups for number in range(2))
+    assert all(one.split("-")[0] == other.split("-")[0] for one, other in zip(found[::2], found[1::2], strict=True))
+    assert {*record(store).values()} == {("trained", None)}
+
+
+def test_a_member_that_comes_in_time_is_not_late_because_the_trainer_looks_late(store: Store) -> None:
+    members, time = group("g", [0.0, 1.0]), Time()
+    write(store, members[0])
+    following = follower(store, time, whole_groups=True, group_wait=10.0)
+    assert following.next() is None
+    write(store, members[1])
+    time.seconds += 700
+    assert given(following) == [["g-0", "g-1"]]
+
+
+def test_a_group_of_which_a_member_never_comes_is_closed_under_a_store_that_is_never_at_rest(store: Store) -> None:
+    time, numbers = Time(), iter(range(1_000))
+    write(store, rollout("lone", group_id="g", group_size=2))
+    following = follower(store, time, whole_groups=True, group_wait=10.0)
+    for _ in range(20):  # more comes than is taken
+        write(store, *[rollout(f"r{next(numbers)}") for _ in range(2)])
+        assert following.next() is not None
+        following.commit()
+        time.seconds += 5
+    assert record(store)["lone"] == ("discarded", "incomplete: its group has 1 of 2 after 10.0 s")
+
+
+MODULES = ("follow.py", "pending.py", "ledger.py", "waiting.py", "arrivals.py")
+
+
+class Interrupt:
+    """Ctrl-C at the line that comes after so many others of what a follower is made of."""
+
+    def __init__(self, after: int) -> None:
+        self.left, self.line = after, ""
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        path = Path(frame.f_code.co_filename)
+        if path.parent.name != "readers" or path.name not in MODULES:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def test_after_an_interrupt_anywhere_everything_comes_once(tmp_path: Path) -> None:
+    """But for a batch that is made already and whose caller is interrupted before it has it."""
+    store = open_store(tmp_path / "store", create=True)
+    rows = [row for name in "abcd" for row in group(name, [1.0, 0.0, 1.0])]
+    for half in (rows[::2], rows[1::2]):
+        write(store, *half)
+    write(store, rollout("s", segment=1), rollout("lone", group_id="e", group_size=2), rollout("long", tokens=99))
+    write(store, rollout("s", **UNFINISHED))
+    rules = {"whole_groups": True, "group_wait": 0.0, "where": pc.field("reward") > 0.5, "incomplete": "take",
+             "tokens_per_batch": 60, "rollouts_per_batch": 2}  # fmt: skip
+    total = Interrupt(1 << 40)
+    wanted, _ = interrupted(store, total, "whole", rules)
+    lines = (1 << 40) - total.left
+    assert lines > 1_500
+    for after in range(1, lines, 1 if os.environ.get("ROLLSTORE_THOROUGH") else 31):
+        interrupt = Interrupt(after)
+        found, on_record = interrupted(store, interrupt, f"after {after}", rules)
+        lost = wanted - found
+        assert not found - wanted, f"{interrupt.line}: came twice"
+        assert not lost or interrupt.line in ("if ends:", "return made"), f"{interrupt.line}: {lost}"
+        assert {id_ for id_, what in on_record.items() if what == "trained"} == {*wanted}
+
+
+def interrupted(
+    store: Store, interrupt: Interrupt, run: str, rules: dict[str, Any]
+) -> tuple[Counter[str], dict[str, str]]:
+    """What is given in all, with an interrupt on the way, and what is on record then."""
+    following = Follower(store, train_run=run, rules=Rules(timeout=0.0, **rules), columns=["rollout_id"],
+                         clock=Time().clock)  # fmt: skip
+    found: Counter[str] = Counter()
+    again, before = True, sys.gettrace()
+    while again:
+        again = False
+        try:
+            sys.settrace(interrupt)
+            while (table := following.next()) is not None:
+                sys.settrace(None)
+                found.update({*table["rollout_id"].to_pylist()})
+                following.commit()
+                sys.settrace(interrupt if interrupt.left > 0 else None)
+        except KeyboardInterrupt:
+            again = True
+        finally:
+            sys.settrace(before)
+    following.commit()
+    following.close()
+    rows = store.scan("uses", where=pc.field("train_run") == run).read_all().to_pylist()
+    assert len(rows) == len({row["rollout_id"] for row in rows}), f"{interrupt.line}: two rows of one rollout"
+    return found, {row["rollout_id"]: row["disposition"] for row in rows}
+
+
+@pytest.mark.parametrize("said", [float("nan"), None, "7", True, 1 << 70, 1.5])
+def test_a_version_that_is_none_is_refused_and_nothing_discarded(store: Store, said: Any) -> None:
+    versions = [said, 8]
+    write(store, rollout("a"))
+    following = follower(store, version=lambda: versions.pop(0) if len(versions) > 1 else versions[0], max_lag=1)
+    with pytest.raises(ValueError, match=r"^version: wanted a whole number"):
+        following.next()
+    assert given(following) == [["a"]]
+
+
+@pytest.mark.parametrize(("name", "value"), [("weight_version", 1.5), ("epoch", 2.9), ("weight_version", True)])
+def test_a_commit_takes_no_number_for_another(store: Store, name: str, value: Any) -> None:
+    write(store, rollout("a"))
+    following = follower(store)
+    assert following.next() is not None
+    with pytest.raises(TypeError, match=f"^{name}: wanted int"):
+        following.commit(**{name: value})
+    following.commit(weight_version=8, epoch=2)
+    (row,) = store.scan("uses").read_all().to_pylist()
+    assert (row["weight_version"], row["epoch"]) == (8, 2)
+
+
+def test_what_is_no_clock_is_refused(store: Store) -> None:
+    with pytest.raises(TypeError, match=r"^clock: now: wanted a function, got 5$"):
+        Follower(store, train_run="t", rules=Rules(rollouts_per_batch=1), columns=[], clock=5)  # pyright: ignore
+
+
+def test_members_are_lacking_only_where_groups_are_whole() -> None:
+    with pytest.raises(ValueError, match=r"^incomplete: wanted whole_groups with 'take'"):
+        Rules(rollouts_per_batch=1, incomplete="take")
+
+
+def test_a_follower_goes_to_no_other_process(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"^follow: wanted the process that commits"):
+        pickle.dumps(RolloutFollower(store, train_run="t", rollouts_per_batch=1))
+
+
+def test_a_follower_that_is_dropped_lets_its_record_go(store: Store) -> None:
+    write(store, rollout("a"))
+    following = follower(store)
+    assert following.next() is not None
+    following.commit()
+    assert store.snapshot().views("uses")
+    del following
+    gc.collect()
+    assert not store.snapshot().views("uses"), "sealed"
+    assert [one.rows for one in store.snapshot().parts("uses")] == [1]

@@ -73,6 +73,41 @@ def test_a_follower_gives_a_rollout_that_goes_on_in_a_later_step_with_its_group(
     loader.close()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("early", [{"step": 3}, {"step": 3, "group_size": None}, {"step": None}])
+def test_loader_and_follower_take_run_step_and_group_each_of_the_first_segment_that_says_it(
+    store: Store, early: dict[str, Any], turned: bool
+) -> None:
+    here = {"step": early["step"] or 4, "group_id": "g"}
+    of_b = [part("b", 0, False, 0.0, **{"group_id": None, **early}), part("b", 1, True, 0.0, **{**here, "step": 4})]
+    write(store, part("a", 0, True, 1.0, **here))
+    for one in reversed(of_b) if turned else of_b:
+        write(store, one)
+    loader = RolloutLoader(store, rollouts_per_batch=1, whole_groups=True, incomplete="leave_out")
+    assert [sorted({*batch.rollout_ids}) for batch in loader] == [["a", "b"]]
+    rules: dict[str, Any] = {"train_run": "t", "rollouts_per_batch": 1, "whole_groups": True, "timeout": 0.0}
+    following = RolloutLoader(store, follow=True, **rules)
+    assert [sorted({*batch.rollout_ids}) for batch in following] == [["a", "b"]]
+    following.commit()
+    following.close()
+    write(store, part("c", 0, True, 1.0, **here))
+    again = RolloutLoader(store, follow=True, **rules)
+    assert [*again] == []
+    again.commit()
+    again.close()
+    assert [row["reason"] for row in store.scan("uses").read_all().to_pylist() if row["rollout_id"] == "c"] == [
+        "late: its group was closed"
+    ]
+
+
+def test_a_size_that_stands_on_a_segment_without_a_group_is_that_of_the_group(store: Store) -> None:
+    for name in "ab":
+        write(store, part(name, 0, False, 1.0, group_id=None), part(name, 1, True, 1.0, group_id="g", group_size=None))
+    following = RolloutLoader(store, follow=True, train_run="t", rollouts_per_batch=1, whole_groups=True, timeout=0.0)
+    assert [sorted({*batch.rollout_ids}) for batch in following] == [["a", "b"]]
+    following.close()
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [

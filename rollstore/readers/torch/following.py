@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
@@ -14,7 +14,15 @@ from rollstore.batch import TokenBatch, collate
 from rollstore.errors import StoreError
 from rollstore.readers import arguments
 from rollstore.readers.follow import Clock, Follower, Rules
-from rollstore.readers.torch.columns import COLUMNS, HEADS, asked, check_columns, check_extra
+from rollstore.readers.torch.columns import (
+    COLUMNS,
+    HEADS,
+    asked,
+    check_columns,
+    check_extra,
+    check_sampler,
+    check_types,
+)
 from rollstore.readers.torch.pinned import pins
 from rollstore.store.store import Store
 from rollstore.usable import Transform
@@ -49,15 +57,18 @@ class RolloutFollower(IterableDataset[Any]):
         **rules: Any,
     ) -> None:
         arguments.kind("store", store, Store, "a store, as rollstore.open gives")
-        arguments.names("columns", columns)
+        columns = arguments.names("columns", columns)
         if unknown := [name for name in rules if name not in {field.name for field in fields(Rules)}]:
             raise TypeError(f"{unknown[0]}: wanted no such argument with follow=True")
         check_extra(extra)
+        check_sampler(sampler, trainer_transform)
         arguments.function("make", make)
         arguments.flag("heads", heads)
         self._train_run, self._store_id, self._pinned = train_run, store.store_id, pins(pin_memory)
         with store.snapshot() as snapshot:
-            check_columns(snapshot.schema("rollouts").names, columns, extra)
+            schema = snapshot.schema("rollouts")
+        check_columns(schema.names, columns, extra)
+        check_types(schema, extra)
         read = [*dict.fromkeys([*COLUMNS, *columns, *(HEADS if heads else ()), *(extra or {}).values()])]
         self._start = partial(Follower, store, train_run=train_run, rules=Rules(**rules), columns=read, clock=clock)
         always = asked(columns, heads, extra)
@@ -109,6 +120,9 @@ class RolloutFollower(IterableDataset[Any]):
         arguments.whole("state: step", state["step"], 0, arguments.LONG)
         self._follower.close()
         self._follower = self._start(resume_step=int(state["step"]))
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("follow: wanted the process that commits, got another one: follow with num_workers=0")
 
     def close(self) -> None:
         """Let the record go. What was given and not committed is given again."""
