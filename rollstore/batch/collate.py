@@ -35,9 +35,10 @@ def collate(
     Rollouts are told apart by rollout_id. The reward is that of the rollout's last segment and stands on each of its
     segments; its group is (run_id, step, group_id), each of the first segment that has one. So all segments of a
     rollout belong in one table. Raises `UnsupportedRecordError` when a list does not fit its row, an action stands at
-    position 0, a row has no rollout_id, a column has another type, or a weight is negative, infinite or NaN;
-    `DuplicateError` where one (rollout_id, segment) stands twice, or rows of two runs have one rollout_id; `ValueError`
-    for a field in `columns` or `always` that is none of those, or a column that is absent; `TypeError` for a `table`,
-    `columns` or `sampler` that is none.
+    position 0, a row has no rollout_id, a column has another type or a number that the batch cannot hold (2.5 as a
+    token, an integer above 2**53 or 1e300 as a float), or a weight is negative, infinite or NaN; `DuplicateError` where
+    one (rollout_id, segment) stands twice, or rows of two runs have one rollout_id; `ValueError` for a field in
+    `columns` or `always` that is none of those, a column that is absent, or more than 2**31 - 1 tokens; `TypeError` for
+    a `table`, `columns` or `sampler` that is none.
     """
     return Packer(table, columns=columns, sampler=sampler, trainer_transform=trainer_transform, always=always).batch()

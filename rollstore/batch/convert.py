@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rollstore.batch.arguments import check_batch, check_whole
 from rollstore.batch.token_batch import PENALTY_BITS, REMOVED, RESHAPED, Heads, Kind, TokenBatch
 
 
@@ -17,6 +18,9 @@ def as_behavior(batch: TokenBatch, *, vocab_size: int | None = None) -> TokenBat
     and the temperature is 1. A raw one at another temperature becomes log q / T - logsumexp(head / T) where the raw
     head is complete, which takes the width of the output layer, `vocab_size`, to know: dividing by T alone is wrong.
     """
+    check_batch(batch)
+    if vocab_size is not None:
+        check_whole("vocab_size", vocab_size, 1)
 
     def off(names: tuple[str, ...]) -> Tensor:
         return (batch.penalties & sum(PENALTY_BITS[name] for name in names)) == 0

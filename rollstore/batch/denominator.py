@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
+from rollstore.batch.arguments import check_batch
 from rollstore.batch.token_batch import PENALTY_BITS, REMOVED, RESHAPED, Kind, TokenBatch, divisible
 from rollstore.errors import UnsupportedRecordError
 from rollstore.usable import FILTERS_FIRST, Draw, usable_as_behavior
@@ -38,6 +39,7 @@ def settings(batch: TokenBatch) -> tuple[Setting, ...]:
     batch until one of its columns is changed in place: on an accelerator this is the one transfer to the host, once a
     batch and not once a loss. Raises `UnsupportedRecordError` where `valid` denies log-probs that are there.
     """
+    check_batch(batch)
     versions = _versions(batch)
     kept = batch.__dict__.get("_settings")
     if kept is None or versions is None or kept[0] != versions:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.flat import Flat, Rows
 
 Ints = npt.NDArray[np.int64]
@@ -36,6 +37,8 @@ def media_marks(rows: Rows, offsets: Ints) -> npt.NDArray[np.int8] | None:
     chosen = np.flatnonzero(media.lengths)
     if not len(chosen):
         return None
+    if fields["length"].null_count:
+        raise UnsupportedRecordError("spans.length: wanted a number in every span, got null")
     words = pc.index_in(media.values.field("kind"), value_set=pa.array(NAMED)).fill_null(Medium.other - 1)
     codes = words.to_numpy(zero_copy_only=False) + 1
     first = codes[media.offsets[chosen]]

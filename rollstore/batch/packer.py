@@ -31,6 +31,9 @@ FIELDS = (*ACTION_COLUMNS, "weights", "final_values")
 OPTIONAL = (*ACTION_COLUMNS, "final_values", "heads", "support", "routed_experts")
 """Fields that are None where no row of the table has them, unless they are asked for always."""
 
+MOST = 2**31 - 1
+"""Tokens of one batch: kernels for packed attention take `cu_seqlens` as int32."""
+
 
 class Packer:
     """Packs batches from the rows of one table; arguments and errors are those of `collate`.
@@ -61,6 +64,9 @@ class Packer:
         if tokens is None or masks is None:
             tokens = masks = Flat(pa.array([[]] * rows.count, pa.list_(pa.int32())))
         self._same_lengths("action_mask", masks.lengths, tokens.lengths, "tokens")
+        if tokens.values.null_count:
+            row = int(tokens.row_of(np.argmin(tokens.known)))
+            raise UnsupportedRecordError(f"rollout {self._ids[row]!r}: tokens: wanted ids, got null")
         self._tokens = Ranges(tokens.offsets)
         self._token_ids: npt.NDArray[Any] = tokens.numpy()
         self._mask: npt.NDArray[np.bool_] = masks.numpy(missing=False).astype(bool, copy=False)
@@ -78,7 +84,7 @@ class Packer:
         declared(self._transform)
         self._logprobs = self._floats("logprobs")
         self._versions = self._integers("weight_versions")
-        self._trainable = self._integers("trainable", missing=1)
+        self._trainable = self._integers("trainable", missing=True)
         self._weights = self._given_weights(renamed.get("weights", "weights"))
         self._extra = {name: self._asked(name, self._floats(renamed.get(name, name))) for name in ACTION_COLUMNS}
         self._heads = self._counted("head_tokens", "head_counts", self._head_size())
@@ -90,9 +96,7 @@ class Packer:
             self._support = self._nothing()
         self._routing = self._routed()
 
-        final = rows.numbers(renamed.get("final_values", "final_values"), missing=np.nan)
-        if final is None and "final_values" in self._always:
-            final = np.full(rows.count, np.nan, np.float32), np.zeros(rows.count, bool)
+        final = self._final(renamed.get("final_values", "final_values"))
         self._of_row: dict[str, npt.NDArray[Any]] = {
             "segment": self._rollouts.segment,
             "group": group_keys(rows, self._rollouts),
@@ -100,15 +104,20 @@ class Packer:
             "rewards": self._rewards(),
             "bootstrap": self._bootstrap(),
             "ending": self._ending(),
-            **({} if final is None else {"final_values": final[0].astype(np.float32)}),
+            **({} if final is None else {"final_values": final}),
         }
 
     def batch(self, rows: Ints | None = None) -> TokenBatch:
-        """The given rows (int64 [B], in that order) as a batch; all of them, when left out. Raises nothing more."""
+        """The given rows (int64 [B], in that order) as a batch; all of them, when left out.
+
+        Raises ValueError where they have more tokens than `MOST`, and nothing more.
+        """
         chosen = np.arange(self._rows.count) if rows is None else rows
         tokens, actions = self._tokens.of(chosen), self._actions.of(chosen)
+        if tokens.count > MOST:
+            raise ValueError(f"rows: wanted at most {MOST} tokens in a batch, got {tokens.count} in {len(chosen)} rows")
         count = actions.count
-        action_index = tokens.marked(self._mask, count)
+        action_index = np.flatnonzero(tokens.take(self._mask))
         sequence = np.repeat(np.arange(len(chosen)), actions.lengths)
         logprobs = np.full(count, np.nan, np.float32) if self._logprobs is None else actions.take(self._logprobs)
         versions, known = self._spread(self._versions, actions)
@@ -182,13 +191,32 @@ class Packer:
             return np.full(int(self._actions.offsets[-1]), np.nan, np.float32)
         return values
 
+    def _single(self, name: str, values: npt.NDArray[Any], lists: Flat | None = None) -> npt.NDArray[np.float32]:
+        """As float32, where no number becomes infinite. lists: whose items they are; left out, there is one a row."""
+        with np.errstate(over="ignore"):
+            found = values.astype(np.float32, copy=False)
+        if values.dtype == np.float64:
+            lost = np.flatnonzero(np.isinf(found) & np.isfinite(values))
+            if len(lost):
+                row = int(lost[0]) if lists is None else int(lists.row_of(lost[0]))
+                wanted = f"wanted numbers that float32 holds, got {values[lost[0]]:g}"
+                raise UnsupportedRecordError(f"rollout {self._ids[row]!r}: {name}: {wanted}")
+        return found
+
+    def _final(self, name: str) -> npt.NDArray[np.float32] | None:
+        """float32 [rows]; None where no row has one, unless it is asked for always."""
+        found = self._rows.numbers(name, missing=np.nan)
+        if found is not None:
+            return self._single(name, found[0])
+        return np.full(self._rows.count, np.nan, np.float32) if "final_values" in self._always else None
+
     def _floats(self, name: str) -> npt.NDArray[np.float32] | None:
         """float32 [all actions], NaN where list or value is null; None where the column is absent."""
         found = self._list(name)
         if found is None:
             return None
         column, present = found
-        values = column.numpy(missing=np.nan).astype(np.float32, copy=False)
+        values = self._single(name, column.numpy(missing=np.nan), column)
         if present is None:
             return values
         out = np.full(len(present), np.nan, np.float32)
@@ -201,7 +229,7 @@ class Packer:
         if found is None:
             return None
         column, present = found
-        values = column.numpy(missing=1).astype(np.float32, copy=False)
+        values = self._single(name, column.numpy(missing=1), column)
         wrong = np.flatnonzero(~((values >= 0) & (values < np.inf)))
         if len(wrong):
             where = f"rollout {self._ids[int(column.row_of(wrong[0]))]!r}: {name}"
@@ -245,7 +273,9 @@ class Packer:
         ranges = Ranges(np.concatenate([[0], np.cumsum(each)]))
         wanted = np.diff(ranges.offsets[self._actions.offsets])
         self._same_lengths(name, column.lengths, wanted, f"the sum of {counts}")
-        return _Counted(column.numpy(missing=np.nan if pa.types.is_floating(column.values.type) else 0), ranges)
+        if pa.types.is_floating(column.values.type):
+            return _Counted(self._single(name, column.numpy(missing=np.nan), column), ranges)
+        return _Counted(column.numpy(), ranges)
 
     def _routed(self) -> tuple[npt.NDArray[Any], Ranges, dict[str, Ints]] | None:
         experts = self._rows.list("routed_experts")
@@ -347,9 +377,6 @@ class _Counted:
         """(items of these actions, as `dtype`; how many each has)."""
         if not self.even:
             return self.ranges.within(actions).take(self.values, dtype), actions.take(self.ranges.lengths)
-        counts = np.full(actions.count, self.even)
-        if self.ranges.loops is not None:
-            return self.ranges.within(actions).take(self.values, dtype), counts
         # whole heads are copied, not single items
         items = self.values.reshape(-1, self.even).take(actions.places, 0).reshape(-1)
-        return items.astype(dtype, copy=False), counts
+        return items.astype(dtype, copy=False), np.full(actions.count, self.even)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rollstore.batch.arguments import check_batch, check_whole
 from rollstore.batch.token_batch import TokenBatch
 
 
@@ -30,20 +32,24 @@ class Padded:
 
     def spread(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[A] -> [B, W]: each at the place of its token; `fill` elsewhere."""
+        _check_values(values, self.row, "an action", fill)
         return _at(values, self.row, self.column, self.tokens.shape, fill)
 
     def shifted(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[A] -> [B, W - 1]: each at the place of the logits that score it, as `logits[:, :-1]` has them."""
+        _check_values(values, self.row, "an action", fill)
         rows, width = self.tokens.shape
         return _at(values, self.row, self.column - 1, (rows, max(width - 1, 0)), fill)
 
     def of_tokens(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[T] -> [B, W]: anything with a value a token, as marks of media."""
+        _check_values(values, self.token_row, "a token", fill)
         return _at(values, self.token_row, self.token_column, self.tokens.shape, fill)
 
     def flat(self, matrix: Tensor) -> Tensor:
-        """[B, W] or, shifted, [B, W - 1] -> [A]. Raises ValueError on another width."""
-        width = self.tokens.shape[1]
+        """[B, W] or, shifted, [B, W - 1] -> [A]. Raises ValueError on another shape."""
+        rows, width = self.tokens.shape
+        _check_matrix(matrix, rows)
         if matrix.shape[1] not in (width, width - 1):
             raise ValueError(f"matrix: wanted width {width}, or {width - 1} shifted, got {matrix.shape[1]}")
         return matrix[self.row, self.column - (width - matrix.shape[1])]
@@ -59,6 +65,8 @@ def to_padded(
     """
     if side not in ("left", "right"):
         raise ValueError(f"side: wanted 'left' or 'right', got {side!r}")
+    check_batch(batch)
+    check_whole("pad_id", pad_id)
     batch.unshared("to_padded")
     lengths = batch.cu_seqlens.long().diff()
     width = _width(lengths, width, "width")
@@ -101,10 +109,15 @@ class Responses:
 
     def spread(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[A] -> [B, R]; `fill` where there is no action."""
+        _check_values(values, self.row, "an action", fill)
         return _at(values, self.row, self.column, self.responses.shape, fill)
 
     def flat(self, matrix: Tensor) -> Tensor:
-        """[B, R] -> [A]"""
+        """[B, R] -> [A]. Raises ValueError on another shape."""
+        rows, width = self.responses.shape
+        _check_matrix(matrix, rows)
+        if matrix.shape[1] != width:
+            raise ValueError(f"matrix: wanted width {width}, of responses alone, got {matrix.shape[1]}")
         return matrix[self.row, self.column]
 
 
@@ -112,6 +125,8 @@ def to_responses(
     batch: TokenBatch, *, pad_id: int = 0, prompt_width: int | None = None, response_width: int | None = None
 ) -> Responses:
     """Cut each row at its first action; one without actions is all prompt. Raises ValueError where one is too long."""
+    check_batch(batch)
+    check_whole("pad_id", pad_id)
     batch.unshared("to_responses")
     lengths = batch.cu_seqlens.long().diff()
     row = torch.repeat_interleave(torch.arange(batch.rows, device=lengths.device), lengths)
@@ -137,7 +152,32 @@ def to_responses(
     )
 
 
+def _check_values(values: Any, of: Tensor, what: str, fill: Any) -> None:
+    """Raise unless there is one value for each item of `of`, and `fill` is a number of their type."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"values: wanted a tensor, got {type(values).__name__}")
+    if values.shape != of.shape:
+        raise ValueError(f"values: wanted one value {what} {tuple(of.shape)}, got {tuple(values.shape)}")
+    if not isinstance(fill, int | float | np.number):
+        raise TypeError(f"fill: wanted a number, got {fill!r}")
+    if not (values.is_floating_point() or values.is_complex()):
+        info = None if values.dtype == torch.bool else torch.iinfo(values.dtype)
+        least, most = (0, 1) if info is None else (info.min, info.max)
+        if not (least <= fill <= most and fill == int(fill)):
+            raise ValueError(f"fill: wanted a whole number from {least} to {most}, got {fill}")
+
+
+def _check_matrix(matrix: Any, rows: int) -> None:
+    """Raise unless it has that many rows."""
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"matrix: wanted a tensor, got {type(matrix).__name__}")
+    if matrix.dim() < 2 or len(matrix) != rows:
+        raise ValueError(f"matrix: wanted {rows} rows and a width, got {tuple(matrix.shape)}")
+
+
 def _width(lengths: Tensor, wanted: int | None, name: str) -> int:
+    if wanted is not None:
+        check_whole(name, wanted)
     longest = int(lengths.max()) if len(lengths) else 0
     if wanted is not None and longest > wanted:
         raise ValueError(f"{name}: wanted rows of at most {wanted} tokens, got one of {longest}")

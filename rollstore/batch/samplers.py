@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from rollstore.batch.ranges import Marks, Ranges
 from rollstore.batch.token_batch import PENALTY_BITS, Kind
+from rollstore.errors import UnsupportedRecordError
 from rollstore.schema.flat import Flat, Rows, flat, is_known
 from rollstore.usable import FILTERS_FIRST, OTHER_SETTINGS, draw, reshapes
 
@@ -111,6 +112,8 @@ def _pieces(rows: Rows, offsets: Ints, drawn: Marks) -> _Pieces:
         row, span, begin = everything, np.full(rows.count, -1, np.int64), offsets[:-1]
         of_row = np.arange(rows.count + 1)
     else:
+        if start.null_count:
+            raise UnsupportedRecordError("spans.start: wanted a number in every span, got null")
         of_span = np.arange(len(start)) + spans.rows + 1
         of_row = spans.offsets + np.arange(rows.count + 1)
         row, span, begin = np.empty((3, rows.count + len(start)), np.int64)
@@ -165,7 +168,11 @@ def _recorded(recorded: Mapping[str, pa.Array], assumed: Any) -> _Samplers:
     def number(name: str, missing: float, dtype: Any) -> npt.NDArray[Any]:
         if name not in said:
             return np.full(count, missing, dtype)
-        return said[name].fill_null(missing).to_numpy(zero_copy_only=False).astype(dtype)
+        try:
+            column = said[name].cast(pa.from_numpy_dtype(dtype))
+        except pa.ArrowInvalid as error:
+            raise UnsupportedRecordError(f"samplers.{name}: wanted {np.dtype(dtype)}, got others: {error}") from None
+        return column.fill_null(missing).to_numpy(zero_copy_only=False)
 
     bits = np.zeros(count, np.int16)
     for name, neutral in NEUTRAL.items():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rollstore.batch.arguments import check_batch
 from rollstore.batch.token_batch import Counts, Heads, Routing, Support, TokenBatch
 
 
@@ -28,6 +29,7 @@ def select(batch: TokenBatch, rows: Sequence[int] | Tensor) -> TokenBatch:
     What was decided over the whole step (advantages, signal, counts) goes along, so a step is cut after it is decided.
     Takes batches in which each row's tokens stand by themselves: one from `collate`, not a prefix-shared pack.
     """
+    check_batch(batch)
     batch.unshared("select")
     device = batch.tokens.device
     chosen = _indices(batch, rows).to(device)
@@ -110,7 +112,10 @@ def _routing(routing: Routing | None, rows: Tensor) -> Routing | None:
 
 def _indices(batch: TokenBatch, rows: Sequence[int] | Tensor) -> Tensor:
     """int64 [rows], checked."""
-    given = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.int64)
+    try:
+        given = torch.as_tensor(rows) if len(rows) else torch.zeros(0, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"rows: wanted integer indices [n], got {rows!r}") from None
     if given.dim() != 1 or given.dtype == torch.bool or given.is_floating_point():
         raise TypeError(f"rows: wanted integer indices [n], got {given.dtype} {tuple(given.shape)}")
     numbers: list[int] = given.tolist()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rollstore.batch.arguments import check_batch
 from rollstore.batch.denominator import refuse_unusable
 from rollstore.batch.padded import to_responses
 from rollstore.batch.token_batch import TokenBatch
@@ -93,6 +94,7 @@ class Datum(NamedTuple):
 
 def to_tinker(batch: TokenBatch) -> list[Datum]:
     """The fields of tinker's Datum for `importance_sampling` and `ppo` (tinker 0.38). Raises as `to_trl`."""
+    check_batch(batch)
     batch.unshared("to_tinker")
     active = _active(batch)
     count, at = len(batch.tokens), batch.action_index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rollstore.batch.arguments import check_batch, check_whole
 from rollstore.batch.select import select
 from rollstore.batch.token_batch import TokenBatch
 
@@ -14,8 +15,8 @@ def within_vocabulary(batch: TokenBatch, size: int) -> tuple[TokenBatch, int]:
     An engine's output layer is often wider than its tokenizer, and a rare draw lies in the padding. All segments of
     such a rollout that are in the batch go. Raises ValueError where size is below 1.
     """
-    if size < 1:
-        raise ValueError(f"size: wanted at least 1, got {size}")
+    check_batch(batch)
+    check_whole("size", size, 1)
     batch.unshared("within_vocabulary")
     lengths = batch.cu_seqlens.long().diff()
     row = torch.repeat_interleave(torch.arange(batch.rows, device=lengths.device), lengths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollstore.batch import TokenBatch
+from rollstore.batch.arguments import check_batch
 
 Ints = npt.NDArray[np.int64]
 
@@ -63,14 +65,17 @@ def _sees(query: Tensor, key: Tensor, end: Tensor) -> Tensor:
 def share_prefixes(batch: TokenBatch, *, within: Tensor | None = None) -> Shared:
     """Pack the rows of a batch as prefix trees: a group shares its prompt, forks share what they have in common.
 
-    within: [B] labels; only rows with the same one share. Left out, all rows do that begin with the same ids, up to the
-    first placeholder of an image or other media: equal ids do not mean equal input there, and labels have to say that
-    it is. Takes a batch from `collate`, on any device; the trees are built on the host, a row at a time. Hidden states
-    of a causal model under the mask are those of the unshared rows: rotary and absolute positions come from
-    `position_ids`. Raises ValueError on labels of another shape.
+    within: whole numbers [B], labels; only rows with the same one share. Left out, all rows do that begin with the same
+    ids, up to the first placeholder of an image or other media: equal ids do not mean equal input there, and labels
+    have to say that it is. Takes a batch from `collate`, on any device; the trees are built on the host, a row at a
+    time. Hidden states of a causal model under the mask are those of the unshared rows: rotary and absolute positions
+    come from `position_ids`. Raises ValueError on labels of another shape, TypeError on labels that are no whole
+    numbers, UnsupportedRecordError on a batch whose rows share prefixes already.
     """
-    if within is not None and tuple(within.shape) != (batch.rows,):
-        raise ValueError(f"within: wanted a label for each of {batch.rows} rows, got shape {tuple(within.shape)}")
+    check_batch(batch)
+    batch.unshared("share_prefixes")
+    if within is not None:
+        _check_labels(within, batch.rows)
     tokens: Ints = batch.tokens.cpu().numpy()
     bounds: Ints = batch.cu_seqlens.cpu().numpy().astype(np.int64)
     labels: Ints = np.zeros(batch.rows, np.int64) if within is None else within.cpu().numpy().astype(np.int64)
@@ -107,6 +112,15 @@ def share_prefixes(batch: TokenBatch, *, within: Tensor | None = None) -> Shared
         ends=tensor(_ends(common, starts, lengths)),
         place=at,
     )
+
+
+def _check_labels(labels: Any, rows: int) -> None:
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"within: wanted a tensor with a label for each row, got {type(labels).__name__}")
+    if tuple(labels.shape) != (rows,):
+        raise ValueError(f"within: wanted a label for each of {rows} rows, got shape {tuple(labels.shape)}")
+    if rows and (labels.is_floating_point() or labels.is_complex()):  # an empty list is a tensor of floats
+        raise TypeError(f"within: wanted whole numbers, got {labels.dtype}")
 
 
 def _limits(batch: TokenBatch, bounds: Ints) -> Ints:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,13 +14,12 @@ import ray
 from ray.data import Dataset, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from rollstore.readers import arrow
+from rollstore.readers import arguments, arrow
 from rollstore.readers.repeats import repeats
 from rollstore.store.part import Part
 from rollstore.store.snapshot import Snapshot, fit
-
-if TYPE_CHECKING:
-    from rollstore.store.store import Store
+from rollstore.store.store import Store
+from rollstore.store.where import check_where
 
 PIECE_BYTES = 32 << 20
 """Bytes on disk above which a part is read by several tasks."""
@@ -47,8 +46,11 @@ def dataset(
     Machines of a cluster must reach the store under the same path or URL. `options`: as `ray.data.read_datasource`
     takes, among them override_num_blocks.
 
-    Raises ValueError on an unknown table or column, CorruptionError here, or in a task, which Ray then reports.
+    Raises ValueError on an unknown table or column, or one named twice, TypeError where `where` is no filter over the
+    columns. CorruptionError, and ValueError where the filter fails on a row, are raised here, or in a task: Ray then
+    reports them.
     """
+    arguments.kind("store", store, Store, "a store, as rollstore.open gives")
     source = arrow.leased(store, snapshot)
     return ray.data.read_datasource(RollstoreDatasource(store.path, source, table, columns, where), **options)
 
@@ -87,14 +89,22 @@ class Wanted:
         """Whether all rows of a part are wanted."""
         return self.where is None and not self.left_out
 
-    def rows(self, batch: pa.RecordBatch) -> pa.Table:
-        """The wanted ones of a batch."""
+    def rows(self, batch: pa.RecordBatch, file: str) -> pa.Table:
+        """The wanted ones of a batch of a file. Raises ValueError where the filter fails."""
         table = pa.Table.from_batches([fit(batch, self.wide, self.table)], self.wide)
         if self.left_out:
             origins = zip(*(table[name].to_pylist() for name in _ORIGIN), strict=True)
             kept = [row not in self.left_out.get(name, ()) for name, row in origins]
             table = table.filter(pa.array(kept, pa.bool_()))
-        return (table if self.where is None else table.filter(self.where)).select(self.columns)
+        if self.where is not None:
+            try:
+                table = table.filter(self.where)
+            except MemoryError:
+                raise
+            except Exception as error:  # a function of the caller's in the filter raises anything
+                said = str(error).partition("\n")[0]
+                raise ValueError(f"where: {self.where} fails on rows of {file}: {said}") from None
+        return table.select(self.columns)
 
 
 class RollstoreDatasource(Datasource):
@@ -111,7 +121,7 @@ class RollstoreDatasource(Datasource):
         parts = snapshot.parts(table) if where is None else snapshot.matching(table, where)
         # Copies: what a part remembers of its file is not sent along.
         self._pieces = [piece for part in parts for piece in _pieces(replace(part))]
-        held = [self._wanted.rows(batch) for view in snapshot.views(table) for batch in view.batches()]
+        held = [self._wanted.rows(batch, view.file) for view in snapshot.views(table) for batch in view.batches()]
         self._in_journals = ray.put(pa.concat_tables(held)) if held else None
         self._rows_in_journals = sum(rows.num_rows for rows in held)
 
@@ -147,11 +157,15 @@ def _wanted(
     path: str, snapshot: Snapshot, table: str, columns: Sequence[str] | None, where: pc.Expression | None
 ) -> Wanted:
     full = snapshot.schema(table)
-    if isinstance(columns, str):
-        raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
-    names = list(full.names if columns is None else columns)
+    names = [*arguments.names("columns", full.names if columns is None else columns)]
     if unknown := [name for name in names if name not in full.names]:
         raise ValueError(f"columns: {table} has no column {', '.join(map(repr, unknown))}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"columns: wanted each name once, got {max(names, key=names.count)!r} twice")
+    # The text of an expression names every column it looks at; a name found by chance is only read in vain.
+    tested = [name for name in full.names if where is not None and name in str(where)]
+    if where is not None:
+        check_where(where, pa.schema([full.field(name) for name in dict.fromkeys([*names, *tested])]), table)
     left_out: dict[str, list[int]] = {}
     if table == "rollouts":
         found = repeats(snapshot)
@@ -160,8 +174,6 @@ def _wanted(
             warnings.warn(f"{path}: stored with different contents, every row is there: {shown}", stacklevel=4)
         for row in found.left_out.to_pylist():
             left_out.setdefault(row["written_by"], []).append(row["written_row"])
-    # The text of an expression names every column it looks at; a name found by chance is only read in vain.
-    tested = [name for name in full.names if where is not None and name in str(where)]
     wide = dict.fromkeys([*names, *tested, *(_ORIGIN if left_out else ())])
     return Wanted(table, pa.schema([full.field(name) for name in wide]), names, where, left_out)
 
@@ -208,7 +220,7 @@ def _read(pieces: list[Piece], wanted: Wanted) -> Iterator[pa.Table]:
         handle = part.open()
         try:
             for number in range(count * piece.number // piece.of, count * (piece.number + 1) // piece.of):
-                rows = wanted.rows(part.batch(number, wanted.wide.names, handle))
+                rows = wanted.rows(part.batch(number, wanted.wide.names, handle), part.file)
                 if rows.num_rows:
                     empty = False
                     yield rows

@@ -44,14 +44,13 @@ def score(
     alone, `raw` neither. The rows run padded on the right, `rows_at_once` of them in one forward pass (default: all).
 
     A batch does not carry the order of the transforms: temperature, top_k, top_p, min_p is taken. Raises
-    UnsupportedRecordError, naming the rollout, for penalties, constraints and unknown samplers, and under `behavior`
-    for a top-p or min-p before the temperature; ValueError for an unknown kind and for a batch that shares prefixes
-    between rows.
+    UnsupportedRecordError for a batch that shares prefixes between rows and, naming the rollout, for penalties,
+    constraints and unknown samplers, and under `behavior` for a top-p or min-p before the temperature; ValueError for
+    an unknown kind.
     """
     if kind not in KINDS:
         raise ValueError(f"kind: wanted one of {', '.join(KINDS)}, got {kind!r}")
-    if bool((batch.logit_index != batch.action_index - 1).any()):
-        raise ValueError("logit_index: wanted the token before each action, got a batch with shared prefixes")
+    batch.unshared("score")
     if kind != "raw":
         _refuse(batch, kind)
     step = max(1, rows_at_once or batch.rows)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollstore.batch import Counts, TokenBatch, collate, ranges
+from rollstore.batch import Counts, TokenBatch, collate
 from rollstore.batch.keys import text_keys
-from rollstore.batch.packer import Packer
+from rollstore.batch.packer import MOST, Packer
 from rollstore.batch.ranges import Marks, Ranges
 from rollstore.schema import Heads, Rollout, Sampler, Span, to_table
 from tests.readers.samples import rollout
@@ -109,22 +107,8 @@ def test_keys_of_similar_texts_spread_over_all_bits() -> None:
     assert np.abs(ones - 0.5).max() < 0.05
 
 
-@pytest.fixture(params=["numpy", "numba"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What copies flat arrays, however small they are."""
-    monkeypatch.setattr(ranges, "_LARGE", 0)
-    monkeypatch.setattr("rollstore.compiled.is_possible", lambda: request.param == "numba")
-    return request.param
-
-
-TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
-
-
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_ranges_are_the_items_of_the_lists_in_the_order_asked(
-    library: str, lengths: list[int], data: st.DataObject
-) -> None:
+def test_ranges_are_the_items_of_the_lists_in_the_order_asked(lengths: list[int], data: st.DataObject) -> None:
     flat = np.arange(sum(lengths))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     asked = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
@@ -133,22 +117,6 @@ def test_ranges_are_the_items_of_the_lists_in_the_order_asked(
     assert part.places.tolist() == part.take(flat).tolist() == [item for items in wanted for item in items]
     assert [flat[part.places][a:b].tolist() for a, b in zip(part.offsets, part.offsets[1:], strict=False)] == wanted
     assert part.positions.tolist() == [place for items in wanted for place in range(len(items))]
-    marks = np.array(data.draw(st.lists(st.booleans(), min_size=len(flat), max_size=len(flat))), bool)
-    assert part.marked(marks, int(marks[part.places].sum())).tolist() == np.flatnonzero(marks[part.places]).tolist()
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_items_of_any_type_are_copied_and_cast_as_numpy_does(library: str, name: str) -> None:
-    values = np.random.default_rng(0).integers(0, 256, 800, np.uint8).view(bool if name == "bool" else name)
-    values = values & 1 == 1 if name == "bool" else values
-    values.setflags(write=False)  # as Arrow's buffers are
-    offsets = np.array([0, 3, 3, len(values) - 5, len(values)], np.int64)
-    part = Ranges(offsets).of(np.array([2, 0, 1, 3]))
-    assert part.take(values).tobytes() == values[part.places].tobytes()
-    assert part.take(values).dtype == values.dtype
-    wide = np.float64 if values.dtype.kind == "f" else np.int64
-    with np.errstate(all="ignore"):
-        assert part.take(values, wide).tobytes() == values[part.places].astype(wide).tobytes()
 
 
 @given(st.lists(st.booleans(), max_size=70), st.lists(st.integers(-3, 80), max_size=9))
@@ -158,20 +126,16 @@ def test_marks_before_a_place_are_those_that_a_loop_counts(marks: list[bool], pl
     assert counted.count == sum(marks)
 
 
-@pytest.mark.parametrize("rows", [[0], [3, 1, 4], [4, 3, 2, 1, 0, 4], []])
-def test_compiled_loops_make_the_same_batch(library: str, rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Packer(mixed()).batch(np.array(rows, np.int64))
-    monkeypatch.setattr(ranges, "_LARGE", 1 << 40)
-    assert equal(made, Packer(mixed()).batch(np.array(rows, np.int64)))
-
-
-def test_a_machine_without_numba_packs_with_numpy() -> None:
-    script = (
-        "import sys; sys.modules['numba'] = None; import numpy as np; from rollstore.batch import ranges;"
-        "ranges._LARGE = 0; print(ranges.Ranges(np.array([0, 2, 3])).of(np.array([1, 0])).take(np.arange(3)).tolist())"
-    )
-    shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert shown.strip() == "[2, 0, 1]"
+def test_a_batch_of_more_tokens_than_its_offsets_count_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packer, wanted = Packer(mixed()), collate(mixed())
+    most, rows = len(wanted.tokens) - 1, wanted.rows
+    monkeypatch.setattr("rollstore.batch.packer.MOST", most)
+    with pytest.raises(ValueError, match=f"^rows: wanted at most {most} tokens in a batch, got {most + 1} in {rows} "):
+        packer.batch()
+    assert packer.batch(np.arange(rows - 1)).rows == rows - 1
+    assert np.iinfo(wanted.cu_seqlens.numpy().dtype).max == MOST
 
 
 def test_a_batch_travels_in_one_piece_and_arrives_bit_for_bit() -> None:

@@ -10,7 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstore.batch import TokenBatch, collate, to_padded, to_responses
+from rollstore.batch import (
+    TokenBatch,
+    as_behavior,
+    collate,
+    select,
+    to_padded,
+    to_responses,
+    to_trl,
+    to_verl,
+    within_vocabulary,
+)
 from rollstore.schema import Rollout, to_table
 
 
@@ -116,9 +126,56 @@ def test_padded_values_carry_gradients() -> None:
         assert torch.autograd.gradcheck(lambda v, spread=spread: spread(v).square(), (values,))
 
 
+PADDED, PARTS = to_padded(END_IS_PAD), to_responses(END_IS_PAD)
+FOUR = torch.zeros(4)
+WRONG_TYPES: dict[str, Any] = {
+    "pad_id: wanted a whole number, got 1.5": lambda: to_padded(END_IS_PAD, pad_id=1.5),  # pyright: ignore
+    "pad_id: wanted a whole number, got None": lambda: to_responses(END_IS_PAD, pad_id=None),  # pyright: ignore
+    "pad_id: wanted a whole number, got True": lambda: to_verl(END_IS_PAD, pad_id=True),
+    "width: wanted a whole number, got 'x'": lambda: to_padded(END_IS_PAD, width="x"),  # pyright: ignore
+    "prompt_width: wanted a whole number, got 3.0": lambda: to_verl(END_IS_PAD, prompt_width=3.0),  # pyright: ignore
+    "response_width: wanted a whole number, got True": lambda: to_trl(END_IS_PAD, response_width=True),
+    "vocab_size: wanted a whole number, got 'x'": lambda: as_behavior(END_IS_PAD, vocab_size="x"),  # pyright: ignore
+    "size: wanted a whole number, got None": lambda: within_vocabulary(END_IS_PAD, None),  # pyright: ignore
+    r"rows: wanted integer indices \[n\], got None": lambda: select(END_IS_PAD, None),  # pyright: ignore
+    r"rows: wanted integer indices \[n\], got \['a'\]": lambda: select(END_IS_PAD, ["a"]),  # pyright: ignore
+    "values: wanted a tensor, got NoneType": lambda: PADDED.spread(None),  # pyright: ignore
+    "values: wanted a tensor, got list": lambda: PARTS.spread([1.0] * 4),  # pyright: ignore
+    "fill: wanted a number, got 'x'": lambda: PADDED.shifted(FOUR, fill="x"),  # pyright: ignore
+    "matrix: wanted a tensor, got list": lambda: PADDED.flat([1]),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("said", WRONG_TYPES)
+def test_an_argument_of_another_type_is_named(said: str) -> None:
+    with pytest.raises(TypeError, match=f"^{said}$"):
+        WRONG_TYPES[said]()
+
+
+@pytest.mark.parametrize("spread", [PADDED.spread, PADDED.shifted, PADDED.of_tokens, PARTS.spread])
+def test_values_are_one_each_and_never_repeated_and_a_fill_is_never_rounded(spread: Any) -> None:
+    count = 6 if spread == PADDED.of_tokens else 4
+    for got in (torch.tensor(3.0), torch.ones(1), torch.ones(count + 1), torch.ones(count, 1)):
+        said = rf"^values: wanted one value an? (action|token) \({count},\), got "
+        with pytest.raises(ValueError, match=said):
+            spread(got)
+    for dtype, wrong in ((torch.int64, 0.5), (torch.int64, float("nan")), (torch.int8, 300), (torch.bool, 2)):
+        with pytest.raises(ValueError, match=r"^fill: wanted a whole number from -?\d+ to \d+, got "):
+            spread(torch.ones(count, dtype=dtype), fill=wrong)
+    assert int(spread(torch.ones(count, dtype=torch.bool)).sum()) == count
+    assert bool(spread(torch.ones(count), fill=float("nan")).isnan().any())
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (lambda: PADDED.flat(torch.zeros(3, 4)), r"^matrix: wanted 2 rows and a width, got \(3, 4\)$"),
+        (lambda: PADDED.flat(torch.zeros(4)), r"^matrix: wanted 2 rows and a width, got \(4,\)$"),
+        (lambda: PARTS.flat(torch.zeros(2, 4)), "^matrix: wanted width 3, of responses alone, got 4$"),
+        (lambda: PARTS.flat(torch.zeros(1, 3)), r"^matrix: wanted 2 rows and a width, got \(1, 3\)$"),
+        (lambda: to_padded(END_IS_PAD, pad_id=2**63), f"^pad_id: wanted at most {2**63 - 1}, got {2**63}$"),
+        (lambda: to_padded(END_IS_PAD, width=2**70), f"^width: wanted at most {2**63 - 1}, got {2**70}$"),
+        (lambda: as_behavior(END_IS_PAD, vocab_size=0), "^vocab_size: wanted at least 1, got 0$"),
         (lambda: to_padded(END_IS_PAD, width=3), "width: wanted rows of at most 3 tokens, got one of 4"),
         (lambda: to_padded(END_IS_PAD, side="middle"), "side: wanted 'left' or 'right', got 'middle'"),  # pyright: ignore
         (

@@ -12,7 +12,21 @@ import pytest
 import torch
 
 from rollstore import Sampler
-from rollstore.batch import Transform, collate, select, to_padded, to_responses, to_tinker, within_vocabulary
+from rollstore.batch import (
+    Transform,
+    as_behavior,
+    collate,
+    refuse_unusable,
+    select,
+    settings,
+    to_padded,
+    to_responses,
+    to_tinker,
+    to_trl,
+    to_verl,
+    within_vocabulary,
+)
+from rollstore.batch.packer import ACTION_COLUMNS, FIELDS
 from rollstore.batch.token_batch import TokenBatch
 from rollstore.errors import DuplicateError, UnsupportedRecordError
 from rollstore.losses import group_mean, with_counts
@@ -135,6 +149,42 @@ WRONG: dict[str, tuple[type[Exception], Call]] = {
         UnsupportedRecordError,
         lambda: collate(table(1, spans=[[1]])),
     ),
+    "spans.start: wanted a number, got string": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, spans=[[{"start": "0", "length": 3}]])),
+    ),
+    "spans.start: wanted a number in every span, got null": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, spans=[[{"start": None, "length": 3}, {"start": 1, "length": 2}]])),
+    ),
+    "spans.length: wanted a number in every span, got null": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, spans=[[{"start": 0, "media": [{"kind": "image"}], "length": n} for n in (1, None)]])),
+    ),
+    "spans.media.kind: wanted a text, got int64": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, spans=[[{"start": 0, "length": 3, "media": [{"kind": 5}]}]])),
+    ),
+    "samplers.temperature: wanted a number, got string": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, samplers=[[{"temperature": "1"}]])),
+    ),
+    "samplers.top_k: wanted int64, got others: Float value 1.5.* was truncated converting to int64": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, samplers=[[{"temperature": 1.0, "top_k": 1.5}]])),
+    ),
+    "rollout 'r0': tokens: wanted ids, got null": (
+        UnsupportedRecordError,
+        lambda: collate(table(1, tokens=[[1, None, 3]])),
+    ),
+    "rollout 'r1': tokens: wanted whole numbers of 64 bits, signed, got 2.5": (
+        UnsupportedRecordError,
+        lambda: collate(table(2, tokens=[[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]])),
+    ),
+    "rollout 'r1': step: wanted whole numbers of 64 bits, signed, got nan": (
+        UnsupportedRecordError,
+        lambda: collate(table(2, step=[1.0, nan])),
+    ),
     "rollout_id: wanted text, got int64": (UnsupportedRecordError, lambda: collate(table(2, rollout_id=[1, 2]))),
     "group_id: wanted text, got int64": (UnsupportedRecordError, lambda: collate(table(2, group_id=[1, 2]))),
     "step: wanted a number a row, got string": (UnsupportedRecordError, lambda: collate(table(1, step=["3"]))),
@@ -194,6 +244,67 @@ def test_rewards_weights_and_columns_of_a_caller_may_be_integers_truth_values_or
         np.testing.assert_array_equal(advantages.numpy(), [1, nan, 0, 1, nan, nan])
 
 
+STRANGE: dict[str, Any] = {
+    "text": ["a", "b"],
+    "lists of text": [["a", "b"]] * 2,
+    "lists of lists": [[[1], [2]]] * 2,
+    "structs": [{"a": 1}] * 2,
+    "lists of structs": [[{"start": 0, "length": 3}]] * 2,
+    "bytes": [b"a", b"b"],
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_column_of_any_other_type_is_refused_by_its_name_whatever_field_it_is_asked_for(field: str) -> None:
+    whole = table(2, spans=[[{"start": 0, "length": 3}]] * 2, samplers=[[{"temperature": 1.0}]] * 2, reward=[1.0, 0.0])
+    what = "a number a row" if field == "final_values" else "a list of numbers a row"
+    for given in STRANGE.values():
+        with pytest.raises(UnsupportedRecordError, match=f"^x_q: wanted {what}, got "):
+            collate(whole.append_column("x_q", pa.array(given)), columns={field: "x_q"})
+    strange = {"rollout_id", "logprob_kind", "spans", "samplers"}
+    for name in strange | ({"tokens", "logprobs"} if field == "final_values" else {"reward"}):
+        with pytest.raises(UnsupportedRecordError, match=f"^{name}: wanted {what}, got "):
+            collate(whole, columns={field: name})
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_number_that_a_batch_cannot_hold_is_refused_by_its_column_and_rollout(field: str) -> None:
+    for number, kind in ((2**53 + 1, pa.int64()), (2**64 - 1, pa.uint64()), (-(2**62), pa.int64())):
+        if field == "final_values":
+            column = pa.array([1, None, number], kind)
+        else:
+            column = pa.array([[1, 2], None, [3, number]], pa.list_(kind))
+        said = rf"^rollout 'r2': x_q: wanted numbers that float64 holds, integers of at most 2\*\*53, got {number}$"
+        whole = table(x_q=column)
+        with pytest.raises(UnsupportedRecordError, match=said):
+            collate(whole, columns={field: "x_q"})
+        assert collate(whole.slice(0, 2), columns={field: "x_q"}).rows == 2
+    for number in (1e300, -1e300):
+        column = pa.array([1.0, number] if field == "final_values" else [[1.0, 2.0], [0.5, number]])
+        with pytest.raises(
+            UnsupportedRecordError, match=r"^rollout 'r1': x_q: wanted numbers that float32 holds, got "
+        ):
+            collate(table(2, x_q=column), columns={field: "x_q"})
+    if field in ACTION_COLUMNS:
+        kept = getattr(collate(table(1, x_q=[[inf, -inf]]), columns={field: "x_q"}), field)
+        assert kept.tolist() == [inf, -inf]
+
+
+def test_whole_numbers_may_come_as_floats_and_truth_values_as_numbers() -> None:
+    given = table(
+        2, tokens=[[1.0, 2.0, 3.0], [1.0, 2.0, 4.0]], action_mask=[[0, 1, 1], [0, 1, 1]], segment=[0.0, None],
+        trainable=[[1, 0], [5, None]], bootstrap=[1, None], step=[True, False], samplers=[[{"temperature": 1}]] * 2,
+        spans=pa.array([[], []]),
+    )  # fmt: skip
+    batch = collate(given)
+    same(batch, collate(table(2, step=[1, 0])))
+    assert batch.weights.tolist() == [1, 0, 1, 1]
+    assert batch.bootstrap.tolist() == [1, -1]
+    assert batch.temperature.tolist() == [1.0] * 4
+    flags = pa.array([[True, None], [None, False]])
+    assert collate(table(2, trainable=flags)).weights.tolist() == [1, 1, 1, 0]
+
+
 def test_a_draw_that_is_given_as_a_sampler_keeps_what_it_says() -> None:
     given = Draw(temperature=0.5, removed=("grammar",), honoured=False)
     assert draw(given) is given
@@ -208,6 +319,7 @@ SHARED: dict[str, Callable[[TokenBatch], Any]] = {
     "to_tinker": to_tinker,
     "within_vocabulary": lambda batch: within_vocabulary(batch, 10),
     "select": lambda batch: select(batch, [0]),
+    "share_prefixes": share_prefixes,
 }
 
 
@@ -216,3 +328,20 @@ def test_a_pack_of_shared_prefixes_is_refused_by_what_needs_rows_of_their_own(na
     shared = share_prefixes(collate(table())).batch
     with pytest.raises(UnsupportedRecordError, match=rf"^{name}: wanted a batch whose rows stand by themselves"):
         SHARED[name](shared)
+
+
+TAKE_A_BATCH: dict[str, Callable[[Any], Any]] = {
+    **SHARED,
+    "to_verl": to_verl,
+    "to_trl": to_trl,
+    "as_behavior": as_behavior,
+    "settings": settings,
+    "refuse_unusable": refuse_unusable,
+}
+
+
+@pytest.mark.parametrize("name", TAKE_A_BATCH)
+def test_what_is_no_batch_is_refused_by_everything_that_takes_one(name: str) -> None:
+    for got, said in ((None, "NoneType"), (table(), "Table"), ([1], "list")):
+        with pytest.raises(TypeError, match=f"^batch: wanted a TokenBatch, got {said}$"):
+            TAKE_A_BATCH[name](got)

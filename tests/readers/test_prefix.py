@@ -73,6 +73,24 @@ def test_labels_that_are_not_one_for_each_row_are_refused(labels: Tensor) -> Non
         share_prefixes(packed([1, 2], [1, 3]), within=labels)
 
 
+@pytest.mark.parametrize(
+    ("labels", "got"),
+    [
+        (torch.tensor([0.2, 0.7]), "whole numbers, got torch.float32"),
+        (torch.tensor([0.0, float("nan")]).double(), "whole numbers, got torch.float64"),
+        ([0, 1], "a tensor with a label for each row, got list"),
+        (np.array([0, 1]), "a tensor with a label for each row, got ndarray"),
+        ("ab", "a tensor with a label for each row, got str"),
+    ],
+)
+def test_labels_that_are_no_whole_numbers_are_refused_and_never_rounded(labels: Any, got: str) -> None:
+    batch = packed([1, 2], [1, 3])
+    with pytest.raises(TypeError, match=f"^within: wanted {got}$"):
+        share_prefixes(batch, within=labels)
+    assert share_prefixes(batch, within=torch.tensor([False, True])).saved == 0
+    assert share_prefixes(batch, within=torch.tensor([True, True])).saved == 1
+
+
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=0, max_size=7)
 
 

@@ -176,3 +176,46 @@ def test_a_wrong_table_or_column_is_refused_before_ray_is_asked(store: Store) ->
         dataset(store, columns=["rewards"])
     with pytest.raises(TypeError, match="columns: wanted a sequence of names, got the text 'reward'"):
         dataset(store, columns="reward")
+    for columns in (5, [None]):
+        with pytest.raises(TypeError, match=r"^columns: wanted a sequence of names, got "):
+            dataset(store, columns=columns)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^columns: wanted each name once, got 'step' twice$"):
+        dataset(store, columns=("reward", "step", "step"))
+    for nothing in (None, store.path):
+        with pytest.raises(TypeError, match=r"^store: wanted a store, as rollstore.open gives, got "):
+            dataset(nothing)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_filter_that_cannot_be_asked_is_refused_before_ray_is_asked(store: Store) -> None:
+    write(store, *some(0, 3))
+    wrong: dict[str, tuple[type[Exception], Any]] = {
+        "wanted an expression of pyarrow.compute, got str": (TypeError, "reward > 0"),
+        "rollouts has no column 'rewards'": (ValueError, pc.field("rewards") > 0),
+        "wanted columns of rollouts by name, got one by number": (ValueError, pc.field(0) == "r000"),
+        "wanted a filter over rollouts: ": (TypeError, pc.field("reward") > "x"),
+    }
+    for said, (kind, where) in wrong.items():
+        with pytest.raises(kind, match=f"^where: {said}"):
+            dataset(store, columns=["rollout_id"], where=where)
+
+
+def test_a_filter_that_fails_on_a_row_says_so_in_one_line_of_a_part_and_of_a_journal(store: Store) -> None:
+    where = pc.divide(pc.field("step"), pc.field("segment")) == 1
+    write(store, *some(0, 3, step=1))
+    with store.snapshot() as snapshot:
+        (task,) = RollstoreDatasource(store.path, snapshot, "rollouts", ["rollout_id"], where).get_read_tasks(1)
+        with pytest.raises(ValueError, match=r"^where: .* fails on rows of rollouts/.*\.arrow: divide by zero$"):
+            list(task())
+    with store.writer() as writer:
+        writer.append(some(40, 1, step=1))
+        writer.flush()
+        with pytest.raises(ValueError, match=r"^where: .* fails on rows of .*: divide by zero$"):
+            dataset(store, where=where)
+
+
+def test_columns_may_be_given_by_a_generator(store: Store) -> None:
+    write(store, *some(0, 3))
+    with store.snapshot() as snapshot:
+        names: Any = (name for name in ("rollout_id", "step"))
+        (task,) = RollstoreDatasource(store.path, snapshot, "rollouts", names, None).get_read_tasks(1)
+        assert [block.column_names for block in task()] == [["rollout_id", "step"]]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from rollstore.batch import collate
 from rollstore.errors import UnsupportedRecordError
+from rollstore.readers.prefix import share_prefixes
 from rollstore.replay.score import score, score_rollouts
 from rollstore.schema import Known, Rollout, Sampler, to_table
 
@@ -121,11 +122,8 @@ def test_an_unknown_kind_and_a_shared_prefix_are_refused(model: Any, rollouts: l
     batch = collate(to_table(rollouts))
     with pytest.raises(ValueError, match="kind: wanted one of behavior, tempered, raw, got 'hot'"):
         score(model, batch, kind="hot")
-    with pytest.raises(ValueError, match="shared prefixes"):
-        score(model, dataclass_replace(batch, logit_index=batch.logit_index.flip(0)))
-
-
-def dataclass_replace(batch: Any, **fields: Any) -> Any:
-    from dataclasses import replace as with_fields
-
-    return with_fields(batch, **fields)
+    alone = collate(to_table([rollouts[0], replace(rollouts[0], rollout_id="again", step=(rollouts[0].step or 0) + 1)]))
+    for whole in (batch, alone):  # equal rows: each action's logits still stand before it
+        shared = share_prefixes(whole, within=torch.zeros(whole.rows, dtype=torch.int64)).batch
+        with pytest.raises(UnsupportedRecordError, match=r"^score: wanted a batch whose rows stand by themselves"):
+            score(model, shared)
