@@ -20,9 +20,15 @@ WORD = (1 << 64) - 1
 LONG = (1 << 63) - 1
 """The most that columns hold: a step, a version of weights."""
 
+RANKS = (1 << 31) - 1
+"""The most ranks that there can be."""
 
-def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
-    """Raises ValueError on what is no whole number of at least `least` and at most `most`; or of 64 bits, signed."""
+
+def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """The number as Python's own, also where it is numpy's.
+
+    Raises ValueError on what is no whole number of at least `least` and at most `most`; or of 64 bits, signed.
+    """
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or (least is not None and value < least):
         of = "" if least is None else f" of at least {least}"
@@ -31,17 +37,20 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
         raise ValueError(f"{name}: wanted a whole number of at most {LONG if most is None else most}, got {value!r}")
     if value < -LONG - 1:
         raise ValueError(f"{name}: wanted a whole number of at least {-LONG - 1}, got {value!r}")
+    return int(value)
 
 
-def limits(tokens_per_batch: Any, rollouts_per_batch: Any) -> None:
-    """Raises ValueError unless both are whole numbers of at least 1, or None, but not both None."""
+def limits(tokens_per_batch: Any, rollouts_per_batch: Any) -> tuple[int | None, int | None]:
+    """Both. Raises ValueError unless they are whole numbers of at least 1, or None, but not both None."""
     if tokens_per_batch is None and rollouts_per_batch is None:
         raise ValueError("tokens_per_batch: wanted at least 1, got None; or rollouts_per_batch")
-    for name, value in (("tokens_per_batch", tokens_per_batch), ("rollouts_per_batch", rollouts_per_batch)):
-        if value is not None:
-            whole(name, value)
-            if value < 1:
-                raise ValueError(f"{name}: wanted at least 1, got {value}")
+    return _limit("tokens_per_batch", tokens_per_batch), _limit("rollouts_per_batch", rollouts_per_batch)
+
+
+def _limit(name: str, value: Any) -> int | None:
+    if value is not None and whole(name, value) < 1:
+        raise ValueError(f"{name}: wanted at least 1, got {value}")
+    return None if value is None else int(value)
 
 
 def flag(name: str, value: Any) -> None:
@@ -78,12 +87,14 @@ def text(name: str, value: Any) -> None:
         raise ValueError(f"{name}: wanted a name, got ''")
 
 
-def names(name: str, value: Any) -> None:
-    """Raises TypeError on what is no sequence of texts."""
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """The names, also of what gives them but once. Raises TypeError on what is no sequence of texts."""
     if isinstance(value, str):
         raise TypeError(f"{name}: wanted a sequence of names, got the text {value!r}")
-    if not isinstance(value, Iterable) or any(not isinstance(one, str) for one in value):  # pyright: ignore[reportUnknownVariableType]
+    found: tuple[Any, ...] | None = tuple(value) if isinstance(value, Iterable) else None
+    if found is None or any(not isinstance(one, str) for one in found):
         raise TypeError(f"{name}: wanted a sequence of names, got {value!r}")
+    return found
 
 
 def kind(name: str, value: Any, of: type, wanted: str) -> None:
@@ -93,11 +104,14 @@ def kind(name: str, value: Any, of: type, wanted: str) -> None:
 
 
 def own(name: str, value: Any, store: Store) -> None:
-    """Raises TypeError on what is no snapshot, ValueError on one of another store: its rows would come in silence."""
+    """Raises TypeError on what is no snapshot, ValueError on one of another store, whose rows would come in silence, or
+    on one that was closed: nothing keeps its rows."""
     kind(name, value, Snapshot, "one of the store")
     here, there = store.filesystem, value.filesystem
     if here is not there and os.path.realpath(here.locate("")) != os.path.realpath(there.locate("")):
         raise ValueError(f"{name}: wanted one of the store {store.path}, got one of {there.locate('').rstrip('/')}")
+    if value.lease_file and value.lease is None:
+        raise ValueError(f"{name}: wanted an open one, got one that was closed")
 
 
 def function(name: str, value: Any) -> None:

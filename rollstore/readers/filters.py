@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollstore.readers.arguments import whole
+from rollstore.readers.arguments import LONG, whole
 from rollstore.readers.arrow import dataset
 from rollstore.schema import TABLES
 from rollstore.store.snapshot import Snapshot
@@ -51,7 +52,7 @@ class Filters:
         for name, value, least in (("max_uses", self.max_uses, 1), ("version", self.version, None),
                                    ("max_lag", self.max_lag, 0)):  # fmt: skip
             if value is not None:
-                whole(name, value, least)
+                object.__setattr__(self, name, whole(name, value, least))
 
     def at(self, version: int | None) -> Filters:
         """The same filters for other current weights."""
@@ -62,7 +63,7 @@ class Filters:
         """What is asked of the columns of rollouts."""
         if self.version is None or self.max_lag is None:
             return self.where
-        fresh = pc.field("weight_version_min") >= self.version - self.max_lag
+        fresh = pc.field("weight_version_min") >= max(self.version - self.max_lag, -LONG - 1)
         return fresh if self.where is None else self.where & fresh
 
     def __str__(self) -> str:
@@ -94,16 +95,31 @@ def check_named(name: str, which: pc.Expression, snapshot: Snapshot, table: str)
 
 def answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
     """Whether a condition keeps each row, or the error it ends in there. rows: with a column `NUMBER` that counts them.
+    Raises MemoryError."""
+    return [*_answers(rows, where)]
 
-    Raises MemoryError. An error says nothing of the row it is about, so halves are asked apart until it is alone.
-    """
+
+def failing(rows: pa.Table, where: pc.Expression, most: int) -> list[int]:
+    """The first rows, at most so many, that a condition ends in an error on; otherwise as `answers`."""
+    wrong = (row for row, answer in enumerate(_answers(rows, where)) if isinstance(answer, Exception))
+    return [*islice(wrong, most)]
+
+
+def _answers(rows: pa.Table, where: pc.Expression) -> Iterator[bool | Exception]:
+    """An error says nothing of the row it is about, so halves are asked apart, when it is their turn, until it is
+    alone."""
+    half = rows.num_rows // 2
     try:
-        return pc.is_in(rows[NUMBER], value_set=rows.filter(where)[NUMBER]).to_pylist()
+        found = pc.is_in(rows[NUMBER], value_set=rows.filter(where)[NUMBER]).to_pylist()
     except MemoryError:
         raise
     except Exception as error:  # a function of the caller's in the filter raises anything
-        half = rows.num_rows // 2
-        return [error] if not half else answers(rows.slice(0, half), where) + answers(rows.slice(half), where)
+        found = None if half else [error]
+    if found is None:
+        yield from _answers(rows.slice(0, half), where)
+        yield from _answers(rows.slice(half), where)
+    else:
+        yield from found
 
 
 def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bools:

@@ -69,6 +69,7 @@ def cuts(tokens: Ints, *, budget: int | None, most: int | None) -> Ints:
     a resumed reader, even one with other limits, takes up where the last one stopped.
     """
     ends = np.cumsum(tokens)
+    budget = None if budget is None else min(budget, int(tokens.sum()))  # so that sums stay within int64
     found = [0]
     while found[-1] < len(tokens):
         start = found[-1]
@@ -98,7 +99,7 @@ def share(tokens: Ints, bounds: Ints, *, rank: int, world_size: int) -> Ints:
     there = turn % world_size
     dealt = np.empty(len(tokens), np.int64)
     dealt[np.argsort(-tokens, kind="stable")] = np.where(turn // world_size % 2, world_size - 1 - there, there)
-    largest = np.bincount(dealt, weights=tokens, minlength=world_size).max(initial=0)
+    largest = np.bincount(dealt, weights=tokens).max(initial=0)
     longest_cut = np.add.reduceat(tokens, bounds[:-1]).max(initial=0) if len(bounds) > 1 else 0
     if largest >= longest_cut:
         return turn[bounds[rank] : bounds[rank + 1]] if rank + 1 < len(bounds) else turn[:0]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError
-from rollstore.readers.filters import NUMBER, Filters, answers, by_others, check_scalar
+from rollstore.readers.filters import NUMBER, Filters, by_others, check_scalar, failing
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
 from rollstore.readers.rows import PLACE, Reader
@@ -23,6 +23,8 @@ _GROUP = ("run_id", "step", "group_id")
 _ORIGIN = ("written_by", "written_row")
 _VERSIONS = ("weight_version_min", "weight_version_max")
 _MEMBERS = ("group_size", "ending")
+_NAMED = 8
+"""The most rollouts that an error names."""
 Incomplete: TypeAlias = Literal["take", "leave_out"]
 
 
@@ -182,9 +184,9 @@ def _kept(reader: Reader, rows: pa.Table, rollout: Ints, last: Ints, where: pc.E
     except MemoryError:
         raise
     except Exception as error:  # a function of the caller's in the filter raises anything
-        failing = [row for row, answer in enumerate(answers(numbered, where)) if isinstance(answer, Exception)]
-        named = ", ".join(repr(table["rollout_id"][row].as_py()) for row in failing[:8])
-        more = f" and {len(failing) - 8} more" if len(failing) > 8 else ""
+        wrong = failing(numbered, where, _NAMED + 1)
+        named = ", ".join(repr(table["rollout_id"][row].as_py()) for row in wrong[:_NAMED])
+        more = " and more" if len(wrong) > _NAMED else ""
         raise ValueError(f"where: {where} fails on rollouts {named}{more}: {error}") from error
     kept = np.zeros(len(last), bool)
     kept[chosen] = True

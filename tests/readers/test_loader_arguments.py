@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from rollstore.exchange import export_jsonl
 from rollstore.readers.duckdb import connect
 from rollstore.readers.order import epoch_order
 from rollstore.readers.polars import scan
-from rollstore.readers.torch import RolloutLoader
+from rollstore.readers.torch import RolloutLoader, as_arrow
+from rollstore.schema import Sampler
 from rollstore.store.store import Store
 from tests.readers.samples import rollout, write
 
@@ -49,10 +52,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"extra": {"tokens": "tokens"}}, "extra: wanted fields among "),
     ({"extra": {"advantages": "x_no"}}, "extra: rollouts has no column 'x_no'"),
     ({"columns": ["x_no"]}, "columns: rollouts has no column 'x_no'"),
+    ({"columns": iter(["x_no"])}, "columns: rollouts has no column 'x_no'"),
+    ({"extra": {"anchor_logprobs": "anchor_logprobs"}}, "extra: rollouts has no column 'anchor_logprobs'"),
+    ({"extra": {"weights": "rollout_id"}}, "extra: weights: wanted a column with a list of numbers a row, got 'roll"),
+    ({"extra": {"weights": "spans"}}, "extra: weights: wanted a column with a list of numbers a row, got 'spans' of"),
+    ({"extra": {"values": "reward"}}, "extra: values: wanted a column with a list of numbers a row, got 'reward' of"),
+    ({"extra": {"final_values": "tokens"}}, "extra: final_values: wanted a column with a number a row, got 'tokens'"),
+    ({"extra": {"final_values": "messages"}}, "extra: final_values: wanted a column with a number a row, got 'mess"),
+    ({"sampler": 5}, "sampler: wanted a Sampler, as Sampler(temperature=1.0), got 5"),
+    ({"sampler": Sampler}, "sampler: wanted a Sampler, as Sampler(temperature=1.0), got the class Sampler"),
+    ({"sampler": SimpleNamespace(temperature="a")}, "sampler: temperature: wanted a number or None, got 'a'"),
+    ({"sampler": SimpleNamespace(temperature=1.0, top_k="5")}, "sampler: top_k: wanted a number or None, got '5'"),
+    ({"sampler": SimpleNamespace(temperature=1.0, grammar=5)}, "sampler: grammar: wanted a text or None, got 5"),
+    ({"trainer_transform": True}, "trainer_transform: wanted a Transform, as Transform(temperature=True), got True"),
     ({"seed": -1}, "seed: wanted a whole number of at least 0, got -1"),
     ({"seed": 2**64}, f"seed: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
     ({"window": 2**64}, f"window: wanted a whole number of at most {2**64 - 1}, got {2**64}"),
-    ({"world_size": 2**70}, f"world_size: wanted a whole number of at most {2**63 - 1}, got {2**70}"),
+    ({"world_size": 2**31}, f"world_size: wanted a whole number of at most {2**31 - 1}, got {2**31}"),
     ({"max_uses": 2**70}, f"max_uses: wanted a whole number of at most {2**63 - 1}, got {2**70}"),
     ({"version": -(2**70), "max_lag": 1}, f"version: wanted a whole number of at least {-(2**63)}, got -{2**70}"),
     ({"seed": True}, "seed: wanted a whole number of at least 0, got True"),
@@ -111,6 +127,44 @@ def test_a_snapshot_of_another_store_is_refused_wherever_both_are_taken(store: S
         with pytest.raises(ValueError, match=r"snapshot: wanted one of the store .*/store, got one of .*/other$"):
             take(snapshot=other.snapshot())
         take(snapshot=rollstore.open(link).snapshot())
+        closed = store.snapshot()
+        closed.close()
+        with pytest.raises(ValueError, match=r"^snapshot: wanted an open one, got one that was closed$"):
+            take(snapshot=closed)
+
+
+def test_columns_that_are_given_but_once_are_read(store: Store) -> None:
+    write(store, rollout("a"))
+    (table,) = RolloutLoader(store, tokens_per_batch=9, columns=(name for name in ["messages"]), make=as_arrow)
+    assert "messages" in table.column_names
+
+
+def test_numbers_of_numpy_are_numbers_and_make_a_state_that_is_json(store: Store) -> None:
+    write(store, *[rollout(name) for name in "abcd"])
+    options = {
+        "tokens_per_batch": 6, "rollouts_per_batch": 2, "rank": 0, "world_size": 1, "seed": 3, "window": 100,
+        "version": 8, "max_lag": 4, "max_uses": 1, "prefetch": 1, "cache_bytes": 0,
+    }  # fmt: skip
+    plain = RolloutLoader(store, **options)  # pyright: ignore[reportArgumentType]
+    loader = RolloutLoader(store, **{name: np.int64(value) for name, value in options.items()})  # pyright: ignore
+    for told in ({}, {"version": 7}):
+        plain.set_epoch(5, **told)
+        loader.set_epoch(np.int64(5), **{name: np.int64(value) for name, value in told.items()})  # pyright: ignore
+        next(iter(loader))
+        next(iter(plain))
+        assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
+        assert json.dumps(loader.state_after(np.int64(1))) == json.dumps(plain.state_after(1))  # pyright: ignore
+
+
+def test_after_the_last_epoch_that_may_be_set_there_is_another(store: Store) -> None:
+    write(store, rollout("a"))
+    loader, other = (RolloutLoader(store, tokens_per_batch=9) for _ in range(2))
+    with pytest.raises(ValueError, match=f"^epoch: wanted a whole number of at most {2**64 - 2}, got {2**64 - 1}$"):
+        loader.set_epoch(2**64 - 1)
+    loader.set_epoch(2**64 - 2)
+    assert len(list(loader)) == 1
+    other.load_state_dict(loader.state_dict())
+    assert len(list(loader)) == len(list(other)) == 1
 
 
 def test_a_path_is_no_store(store: Store) -> None:

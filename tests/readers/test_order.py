@@ -65,6 +65,23 @@ def test_batches_are_as_full_as_the_budget_allows(sizes: np.ndarray, budget: int
         assert stop == len(sizes) or stop - start == most or sizes[start : stop + 1].sum() > budget
 
 
+@given(sizes=SIZES, most=st.none() | st.integers(1, 9))
+def test_limits_far_above_everything_are_like_none(sizes: np.ndarray, most: int | None) -> None:
+    plain = cuts(sizes, budget=None, most=len(sizes) + 1 if most is None else most)
+    for budget in (2**62, 2**63 - 1, 2**64):
+        assert cuts(sizes, budget=budget, most=most).tolist() == plain.tolist()
+    assert cuts(sizes, budget=2**63 - 1, most=2**63 - 1).tolist() == cuts(sizes, budget=None, most=None).tolist()
+    order, windows = epoch_order(sizes, seed=0, epoch=0, window=2**64 - 1)
+    assert windows.tolist() == ([0, len(sizes)] if len(sizes) else [0])
+    assert order.tolist() == epoch_order(sizes, seed=0, epoch=0, window=2**62)[0].tolist()
+
+
+def test_more_ranks_than_units_cost_nothing() -> None:
+    tokens = np.array([5, 3, 9])
+    parts = [share(tokens, np.array([0, 1, 2, 3]), rank=rank, world_size=2**62) for rank in (0, 1, 2, 3, 2**62 - 1)]
+    assert [part.tolist() for part in parts] == [[0], [1], [2], [], []]
+
+
 @given(sizes=SIZES, budget=st.integers(50, 200), at=st.integers(0, 20))
 def test_what_is_left_is_cut_as_if_nothing_had_gone_before(sizes: np.ndarray, budget: int, at: int) -> None:
     whole = cuts(sizes, budget=budget, most=None)

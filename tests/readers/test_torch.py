@@ -32,6 +32,7 @@ from rollstore.errors import (
 from rollstore.readers import rows as reading
 from rollstore.readers.arrow import dataset
 from rollstore.readers.torch import RolloutLoader, as_arrow, check_ranks
+from rollstore.readers.torch.ahead import pieces
 from rollstore.schema import Heads, Media, Span, to_table
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
@@ -130,7 +131,61 @@ def test_left_within_an_epoch_it_goes_on_where_it_was_left(filled: Store) -> Non
         if len(first) == 2:
             break
     assert len(loader) == len(whole) - 2
+    assert loader.state_after(2) == loader.state_dict()
+    begun = iter(loader)
+    first.append(next(begun).rollout_ids)
+    assert loader.state_after(1) == loader.state_dict(), "counted from where it went on"
+    begun.close()
     assert first + ids(loader) == whole
+
+
+def test_an_iteration_that_is_gone_on_with_after_a_later_one_began_raises_and_moves_nothing(filled: Store) -> None:
+    def refused(earlier: Any) -> None:
+        state = loader.state_dict()
+        with pytest.raises(ValueError, match=r"^iteration: wanted one at a time, got one that went on after a later"):
+            next(earlier)
+        assert loader.state_dict() == state
+
+    whole = ids(RolloutLoader(filled, tokens_per_batch=30))
+    loader = RolloutLoader(filled, tokens_per_batch=30)
+    first, second = iter(loader), iter(loader)
+    given = [next(first).rollout_ids, next(second).rollout_ids]
+    refused(first)
+    given += [next(second).rollout_ids for _ in whole[2:]]
+    assert given == whole
+    assert (list(loader), loader.epoch) == ([], 1), "what was left of epoch 0"
+    refused(second)
+    third = iter(loader)
+    next(third)
+    loader.set_epoch(0)
+    next(third)
+    assert ids(loader) == whole
+    refused(third)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_state_or_an_epoch_that_is_refused_changes_nothing(store: Store, prefetch: int) -> None:
+    write(store, *[rollout(f"r{n:02}", weight_versions=np.full(4, 6 + n // 10)) for n in range(20)])
+    options: dict[str, Any] = {"rollouts_per_batch": 3, "max_lag": 0, "prefetch": prefetch, "window": 40}
+    loader, plain = (RolloutLoader(store, version=7, **options) for _ in range(2))
+    state = RolloutLoader(store, version=6, **options).state_dict()
+    given: list[list[str]] = []
+    for batch in loader:
+        given.append(batch.rollout_ids)
+        before = loader.state_dict(), loader.rollouts, len(loader)
+        for refused, said in (
+            ({**state, "selection": "x"}, "where or whole_groups differ"),
+            ({**state, "position": 99}, "wanted a position up to 20, got 99"),
+            ({**state, "weights": 9}, "wanted rollouts to load, got none"),
+        ):
+            with pytest.raises((StoreError, ValueError), match=said):
+                loader.load_state_dict(refused)
+        with pytest.raises(StoreError, match="wanted rollouts to load, got none"):
+            loader.set_epoch(5, version=9)
+        assert (loader.state_dict(), loader.rollouts, len(loader)) == before
+        if len(given) == 2:
+            break
+    assert given + ids(loader) == ids(plain)
 
 
 def test_ranks_are_disjoint_make_equal_steps_and_have_one_state(filled: Store) -> None:
@@ -628,6 +683,13 @@ def test_a_progress_bar_knows_how_many_batches_there_are(filled: Store) -> None:
     with tqdm(loader, file=io.StringIO()) as bar:
         assert bar.total == len(loader)
         assert len(list(bar)) == bar.total
+
+
+def test_the_first_of_many_small_batches_does_not_wait_for_the_rest(store: Store) -> None:
+    write(store, *[rollout(f"r{n:03}", tokens=3) for n in range(300)])
+    loader = RolloutLoader(store, rollouts_per_batch=1)
+    made = [len(steps) for steps in pieces(loader._plan(0), range(0, len(loader), 2))]
+    assert (sum(made), max(made)) == (150, 64)
 
 
 def test_a_very_long_rollout_between_short_ones_loads_exactly(store: Store) -> None:

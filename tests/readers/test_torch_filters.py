@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rollstore.errors import StoreError
+from rollstore.readers import filters
 from rollstore.readers.torch import RolloutLoader, as_arrow
 from rollstore.readers.torch.windows import Source, Window
 from rollstore.store.store import Store
@@ -45,6 +46,24 @@ def test_a_filter_that_fails_on_some_rollouts_names_them_and_the_rule(store: Sto
     level = pc.map_lookup(pc.field("metadata"), pa.scalar("level"), "first").cast("int64")
     with pytest.raises(ValueError, match=r"^where: .*level.* fails on rollouts 'b', 'd': Failed to parse"):
         loaded(store, where=level > 2)
+
+
+def test_a_filter_that_fails_on_all_names_a_few_and_does_not_ask_about_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, *[rollout(f"r{n:03}") for n in range(400)])
+    asked: list[int] = []
+    whole = filters._answers
+
+    def answers(rows: pa.Table, where: pc.Expression) -> Any:
+        asked.append(rows.num_rows)
+        return whole(rows, where)
+
+    monkeypatch.setattr(filters, "_answers", answers)
+    named = ", ".join(f"'r{n:03}'" for n in range(8))
+    with pytest.raises(ValueError, match=rf"fails on rollouts {named} and more: divide by zero$"):
+        loaded(store, where=pc.divide(pc.field("segment"), pc.field("segment")) == 1)
+    assert len(asked) < 40, "of 800"
 
 
 def test_a_filter_on_metadata_stands_beside_rows_that_were_written_twice(store: Store) -> None:
@@ -101,6 +120,9 @@ def test_staleness_counts_from_the_oldest_action_and_unknown_is_not_fresh(store:
     assert loaded(store, version=9, max_lag=1) == ["fresh"]
     assert loaded(store, version=9, max_lag=4) == ["fresh", "mixed"]
     assert loaded(store, version=9, max_lag=5) == ["first", "first", "fresh", "mixed"]
+    everyone = loaded(store, version=9, max_lag=9)
+    for version, lag in ((-(2**63), 1), (-(2**63) + 5, 2**63 - 1)):
+        assert loaded(store, version=version, max_lag=lag) == everyone, "before the oldest that there can be"
     with pytest.raises(ValueError, match="max_lag: wanted together with version"):
         loaded(store, version=9)
 

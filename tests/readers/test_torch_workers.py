@@ -272,12 +272,12 @@ def test_a_worker_that_begins_a_later_epoch_late_begins_where_the_others_did(fil
             assert same(list(steps), whole)
 
 
-BETWEEN = (
-    r"^persistent_workers: wanted set_epoch and load_state_dict before iter\(dataloader\) or after its first batch"
+BETWEEN = r"^workers: wanted set_epoch and load_state_dict before iter\(dataloader\) or after its first batch"
+
+
+@pytest.mark.parametrize(
+    "loads", [persistent, partial(stateful, persistent_workers=True), inside], ids=["torch", "torchdata", "ending"]
 )
-
-
-@pytest.mark.parametrize("loads", [persistent, partial(stateful, persistent_workers=True)], ids=["torch", "torchdata"])
 def test_what_is_told_between_the_beginning_of_an_epoch_and_its_first_batch_is_refused(
     filled: Store, loads: Any
 ) -> None:
@@ -307,6 +307,58 @@ def test_another_loader_and_one_whose_epoch_ended_without_a_batch_may_be_told(fi
     assert all_of(spread) == []
     made.set_epoch(3)
     assert same(all_of(spread), list(other))
+
+
+def tells_an_epoch(made: RolloutLoader) -> None:
+    made.set_epoch(4)
+
+
+def tells_weights(made: RolloutLoader) -> None:
+    made.set_epoch(0, version=8)
+
+
+def tells_a_state(made: RolloutLoader) -> None:
+    made.load_state_dict({**made.state_after(3), "seed": 6, "window": 50})
+
+
+@pytest.mark.parametrize("workers", [None, 0, 1, 2])
+@pytest.mark.parametrize("at", [2, -1], ids=["in the middle", "in the last step"])
+@pytest.mark.parametrize("tells", [tells_an_epoch, tells_weights, tells_a_state])
+def test_what_a_loader_is_told_within_an_iteration_is_of_the_next(
+    filled: Store, tells: Any, at: int, workers: int | None
+) -> None:
+    write(filled, rollout("older", weight_versions=[6] * 4))
+    made, plain = (loader(filled, version=7, max_lag=1, window=40, prefetch=0) for _ in range(2))
+    spread = made if workers is None else inside(made, workers)
+    whole = list(plain)
+    plain.set_epoch(0)
+    given: list[Any] = []
+    for batch in spread:
+        given.append(batch)
+        if len(given) - 1 == at % len(whole):
+            for one in (made, plain):
+                one.load_state_dict(plain.state_dict())  # both at one place, however far they are
+                tells(one)
+        if len(given) > at % len(whole):
+            assert made.state_dict() == plain.state_dict()
+    assert same(given, whole)
+    assert same(list(spread), list(plain))
+
+
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_a_state_after_some_steps_is_of_the_iteration_under_way_in_every_mode(
+    filled: Store, workers: int | None
+) -> None:
+    made, resumed = loader(filled), loader(filled)
+    for epoch, begun in ((0, 0), (3, 2)):
+        made.set_epoch(epoch)
+        resumed.set_epoch(epoch)
+        made.load_state_dict(resumed.state_after(begun))
+        resumed.load_state_dict(made.state_dict())
+        whole = list(resumed)
+        for step, _ in enumerate(made if workers is None else inside(made, workers), start=1):
+            resumed.load_state_dict(json.loads(json.dumps(made.state_after(step))))
+            assert same(list(resumed), whole[step:])
 
 
 def dies(end: Any, worker: int) -> None:

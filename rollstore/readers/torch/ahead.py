@@ -12,8 +12,9 @@ import numpy as np
 from rollstore.readers.plan import Plan
 from rollstore.store import ahead
 
-PIECE = 1 << 17
-"""Tokens that are made into batches at one go: handing work from thread to thread costs as much as a small batch."""
+PIECE, BATCHES = 1 << 17, 64
+"""Tokens that are made into batches at one go, and the most batches, so that the first does not wait for thousands:
+handing work from thread to thread costs as much as a small batch."""
 
 
 class Pool(ahead.Pool):
@@ -24,7 +25,7 @@ class Pool(ahead.Pool):
 
 
 def pieces(plan: Plan, steps: range) -> Iterator[list[int]]:
-    """Neighbouring steps whose batches have at least PIECE tokens a rank, or what is left."""
+    """Neighbouring steps whose batches have at least PIECE tokens a rank, or that are BATCHES, or what is left."""
     together: list[int] = []
     size = 0.0
     bounds = [*plan.cuts[:: plan.world_size].tolist(), len(plan.units)]
@@ -32,7 +33,7 @@ def pieces(plan: Plan, steps: range) -> Iterator[list[int]]:
     for step in steps:
         together.append(step)
         size += (ends[bounds[step + 1]] - ends[bounds[step]]) / plan.world_size
-        if size >= PIECE:
+        if size >= PIECE or len(together) == BATCHES:
             yield together
             together, size = [], 0.0
     if together:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from rollstore.batch.packer import FIELDS, OPTIONAL
+from rollstore.usable import Draw, declared, draw
 
 COLUMNS = (
     "rollout_id", "segment", "run_id", "step", "group_id", "group_size", "tokens", "action_mask", "trainable",
@@ -55,3 +57,43 @@ def check_columns(
     ):
         if absent := [name for name in names if name not in there]:
             raise ValueError(f"{argument}: rollouts has no column {', '.join(map(repr, absent))}")
+
+
+def check_types(known: pa.Schema, extra: Mapping[str, str] | None) -> None:
+    """Raises ValueError on a known column of a type that its field of a batch cannot have."""
+    for field, name in (extra or {}).items():
+        if name in known.names:
+            held = known.field(name).type
+            of, wanted = (held, "a number") if field == "final_values" else (_items(held), "a list of numbers")
+            if not _numeric(of):
+                raise ValueError(f"extra: {field}: wanted a column with {wanted} a row, got {name!r} of {held}")
+
+
+def _items(held: Any) -> Any:
+    """The type of a list's items; what is no list, none that a number has."""
+    types = pa.types
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return held.value_type if any(of(held) for of in lists) else pa.null() if types.is_null(held) else pa.string()
+
+
+def _numeric(held: Any) -> bool:
+    """As `collate` takes them; a column of nulls holds nothing else."""
+    types = pa.types
+    kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null)
+    return any(of(held) for of in kinds)
+
+
+def check_sampler(sampler: Any, trainer_transform: Any) -> None:
+    """Raises TypeError on what is no sampler with settings that are numbers, or no `Transform`."""
+    if trainer_transform is not None:
+        declared(trainer_transform)
+    if sampler is None or isinstance(sampler, Draw):
+        return
+    if isinstance(sampler, type):
+        raise TypeError(f"sampler: wanted a Sampler, as Sampler(temperature=1.0), got the class {sampler.__name__}")
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        if not isinstance(value := getattr(sampler, name, None), int | float | np.number | None):
+            raise TypeError(f"sampler: {name}: wanted a number or None, got {value!r}")
+    if not isinstance(grammar := getattr(sampler, "grammar", None), str | None):
+        raise TypeError(f"sampler: grammar: wanted a text or None, got {grammar!r}")
+    draw(sampler)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from functools import partial
 from itertools import compress
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from torch.utils.data import IterableDataset, get_worker_info
 
-from rollstore.batch import TokenBatch, collate
+from rollstore.batch import collate
 from rollstore.batch.packer import Packer
 from rollstore.batch.samplers import SPANS
 from rollstore.errors import StoreError
@@ -21,18 +20,25 @@ from rollstore.readers import arguments
 from rollstore.readers.arrow import Lease
 from rollstore.readers.filters import Filters
 from rollstore.readers.joined import Logprobs, Rewards
-from rollstore.readers.order import Ints
 from rollstore.readers.plan import Plan, plan
 from rollstore.readers.rows import Reader
 from rollstore.readers.selection import Incomplete, select
-from rollstore.readers.torch.ahead import Pool, in_order, pieces
-from rollstore.readers.torch.columns import COLUMNS, HEADS, asked, check_columns, check_extra
+from rollstore.readers.torch.columns import (
+    COLUMNS,
+    HEADS,
+    asked,
+    check_columns,
+    check_extra,
+    check_sampler,
+    check_types,
+)
 from rollstore.readers.torch.following import RolloutFollower
+from rollstore.readers.torch.iteration import Chosen, Iteration
 from rollstore.readers.torch.oversize import above
 from rollstore.readers.torch.pinned import pins
 from rollstore.readers.torch.state import State, decode
 from rollstore.readers.torch.told import News, Start, Told
-from rollstore.readers.torch.windows import Column, Kept, Source, Window, Windows
+from rollstore.readers.torch.windows import Column, Kept, Source
 from rollstore.store.snapshot import Snapshot
 from rollstore.store.store import Store
 from rollstore.usable import Transform
@@ -48,9 +54,11 @@ class RolloutLoader(IterableDataset[Any]):
     Every selected rollout comes exactly once an epoch, with all its segments, in an order that is a function of the
     snapshot, `seed`, the epoch and `window`; not of ranks, nor of what else is asked for here. All ranks make the same
     number of steps, with units of like lengths; at the end of an epoch some may get batches without rows. Left within
-    an epoch, the next iteration goes on where it was left. One iteration at a time; not thread-safe. In a DataLoader
-    (with batch_size=None) its workers share the steps and the order stays the same; set_epoch and load_state_dict reach
-    persistent workers at their next epoch, and without either one that was left before its end raises ValueError.
+    an epoch, the next iteration goes on where it was left. One iteration at a time: an earlier one that is gone on with
+    after a later one began raises ValueError; not thread-safe. What set_epoch and load_state_dict say is of the next
+    iteration: one that is under way goes on to its end as it began. In a DataLoader (with batch_size=None) its workers
+    share the steps and the order stays the same; an epoch that persistent workers left before its end raises ValueError
+    with the next, unless they are told where to begin.
 
     follow: go on with what engines write meanwhile, as a `RolloutFollower`, which takes other arguments.
     tokens_per_batch, rollouts_per_batch: the most of either that a batch takes; one of them at least. With
@@ -66,9 +74,9 @@ class RolloutLoader(IterableDataset[Any]):
     oversize: what to do with a rollout (or whole group) above tokens_per_batch: "raise", or "skip" and count it in
         `skipped`.
     heads: read the top-k heads. columns: more columns to read, as `("support_counts", "support_tokens")`. extra: field
-        of the batch -> column that holds it, as in `collate`; one that is absent raises. anchor, reference:
-        evaluation_id whose log-probs become `anchor_logprobs`, `reference_logprobs`; a rollout without such an
-        evaluation raises. What is asked for here is set in every batch, as NaN or without entries where rows lack it.
+        of the batch -> column that holds it, as in `collate`; one that is absent or of another type raises. anchor,
+        reference: evaluation_id whose log-probs become `anchor_logprobs`, `reference_logprobs`; a rollout without such
+        an evaluation raises. What is asked for here is set in every batch: NaN, or without entries, where rows lack it.
         rewards: which outcome scores are the rewards, instead of the recorded ones, as
         `pc.field("scorer") == "judge"`; a rollout without is unscored.
     sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it
@@ -120,15 +128,15 @@ class RolloutLoader(IterableDataset[Any]):
         cache_bytes: int = 1 << 30,
         prefetch: int = 2,
     ) -> None:
-        arguments.limits(tokens_per_batch, rollouts_per_batch)
-        for name, value, least, most in (
-            ("rank", rank, 0, None), ("world_size", world_size, 1, None), ("prefetch", prefetch, 0, None),
-            ("cache_bytes", cache_bytes, 0, None), ("seed", seed, 0, arguments.WORD),
-            ("window", window, 1, arguments.WORD),
-        ):  # fmt: skip
-            arguments.whole(name, value, least, most)
+        self._budget, self._most = arguments.limits(tokens_per_batch, rollouts_per_batch)
+        self._rank = arguments.whole("rank", rank, 0)
+        self._world_size = arguments.whole("world_size", world_size, 1, arguments.RANKS)
         if rank >= world_size:
             raise ValueError(f"rank: wanted 0 to {world_size - 1}, got {rank}")
+        self._prefetch = arguments.whole("prefetch", prefetch, 0)
+        self._kept = Kept(arguments.whole("cache_bytes", cache_bytes, 0))
+        self._seed = arguments.whole("seed", seed, 0, arguments.WORD)
+        self._window = arguments.whole("window", window, 1, arguments.WORD)
         arguments.word("oversize", oversize, ("raise", "skip"))
         arguments.word("incomplete", incomplete, ("take", "leave_out"))
         for name, value in (("whole_groups", whole_groups), ("heads", heads)):
@@ -138,17 +146,15 @@ class RolloutLoader(IterableDataset[Any]):
         arguments.function("make", make)
         if incomplete == "leave_out" and not whole_groups:
             raise ValueError("incomplete: wanted whole_groups with 'leave_out': only whole groups can lack members")
-        arguments.names("columns", columns)
+        columns = arguments.names("columns", columns)
         check_extra(extra)
+        check_sampler(sampler, trainer_transform)
         arguments.kind("store", store, Store, "a store, as rollstore.open gives")
         held = store.snapshot() if snapshot is None else snapshot
         arguments.own("snapshot", held, store)
         self._lease: Lease | None = Lease(held) if snapshot is None else None
         self._snapshot: Snapshot | None = held
-        self._path = store.path
-        self._budget, self._most, self._skip = tokens_per_batch, rollouts_per_batch, oversize == "skip"
-        self._rank, self._world_size = rank, world_size
-        self._seed, self._window, self._prefetch, self._pinned = int(seed), int(window), prefetch, pins(pin_memory)
+        self._path, self._skip, self._pinned = store.path, oversize == "skip", pins(pin_memory)
         self._whole_groups: bool = whole_groups
         self._incomplete: Incomplete = incomplete
         filters = Filters(
@@ -156,31 +162,40 @@ class RolloutLoader(IterableDataset[Any]):
             max_uses=max_uses, version=version, max_lag=max_lag,
         )  # fmt: skip
         self._reader = Reader(held)
-        self._columns = self._read(columns, heads, extra or {})
+        joined = [*compress(JOINED, (anchor, reference))]
+        self._columns = self._read(columns, heads, extra or {}, joined)
         self._joins = (anchor, reference, rewards)
-        always = asked(columns, heads, extra, compress(JOINED, (anchor, reference)))
+        always = asked(columns, heads, extra, joined)
         how: dict[str, Any] = {"columns": extra, "sampler": sampler, "trainer_transform": trainer_transform}
         self._make: Callable[[pa.Table], Any] = make or partial(collate, **how, always=always)
         self._pack = partial(Packer, **how, always=always) if make is None else None
-        self._kept = Kept(cache_bytes)
-        self._select(filters)
+        self._chosen = self._choose(filters)
         self.epoch = 0
         """the epoch that the next iteration is in"""
         self.position = 0
         """units of it that were given out, on all ranks together"""
+        self._began = 0
+        """the position that the last iteration began at; of the next one, where the loader was told something since"""
+        self._iterations = 0
+        """how many have begun"""
+        self._moving: int | None = None
+        """which of them moves the loader: the last one, until it ends or the loader is told something"""
         self._ahead: int | None = None
         self._left = False
         """whether this is in a worker that is within an epoch: another iteration would lose what it made ahead"""
         self._told = Told()
 
-    def _read(self, columns: Sequence[str], heads: bool, extra: Mapping[str, str]) -> tuple[str, ...]:
+    def _read(
+        self, columns: Sequence[str], heads: bool, extra: Mapping[str, str], joined: Sequence[str]
+    ) -> tuple[str, ...]:
         known = self._reader.schema.names
-        check_columns(known, columns, extra, JOINED)
+        check_columns(known, columns, extra, joined)
+        check_types(self._reader.schema, extra)
         more = [*columns, *(HEADS if heads else ()), *(name for name in extra.values() if name in known)]
         return tuple(dict.fromkeys([*COLUMNS, *more]))
 
-    def _select(self, filters: Filters) -> None:
-        """Evaluate the filters, and join what was asked of other tables. Where that fails, all stays as it was."""
+    def _choose(self, filters: Filters) -> Chosen:
+        """Evaluate the filters, and join what was asked of other tables."""
         if self._snapshot is None:
             raise StoreError(f"{self._path}: wanted the snapshot to select from, got a copy in a spawned process")
         chosen = select(
@@ -204,29 +219,40 @@ class RolloutLoader(IterableDataset[Any]):
         if rewards is not None:
             joined["reward"] = Rewards(self._snapshot, chosen.keys, rewards)
         fields = {} if self._pack is None else {"spans": SPANS}
-        self._filters, self._selection, self._fits = filters, chosen, ~over
-        self.skipped: int = int(chosen.rollouts[over].sum())
-        """rollouts left out because they, or their group, are above the budget"""
-        self.late: int = chosen.late
-        """rollouts left out because their group is incomplete"""
-        self._source = Source(reader=self._reader, columns=self._columns, fields=fields, joined=joined, pack=self._pack)
+        source = Source(reader=self._reader, columns=self._columns, fields=fields, joined=joined, pack=self._pack)
+        return Chosen(filters=filters, selection=chosen, fits=~over, source=source)
+
+    def _at(self, version: int | None) -> Chosen:
+        """What the filters leave with these weights as the current ones."""
+        filters = self._chosen.filters
+        return self._chosen if version == filters.version else self._choose(filters.at(version))
 
     @property
     def rollouts(self) -> int:
         """Rollouts of an epoch, on all ranks together."""
-        return int(self._selection.rollouts[self._fits].sum())
+        return int(self._chosen.selection.rollouts[self._chosen.fits].sum())
+
+    @property
+    def skipped(self) -> int:
+        """Rollouts left out because they, or their group, are above the budget."""
+        return int(self._chosen.selection.rollouts[~self._chosen.fits].sum())
+
+    @property
+    def late(self) -> int:
+        """Rollouts left out because their group is incomplete."""
+        return self._chosen.selection.late
 
     def __len__(self) -> int:
         """Batches that the next iteration gives, on this and on every rank, all workers together."""
-        return self._plan().steps
+        return self._plan(self.position).steps
 
-    def _plan(self) -> Plan:
+    def _plan(self, position: int) -> Plan:
         return plan(
-            self._selection.tokens,
-            self._fits,
+            self._chosen.selection.tokens,
+            self._chosen.fits,
             seed=self._seed,
             epoch=self.epoch,
-            position=self.position,
+            position=position,
             window=self._window,
             world_size=self._world_size,
             budget=self._budget,
@@ -247,84 +273,60 @@ class RolloutLoader(IterableDataset[Any]):
                 f"persistent_workers: wanted each epoch to its end, got one left in epoch {self.epoch}: the batches "
                 "made ahead are lost; set_epoch to the next one, or load_state_dict(state_after(steps)) to go on"
             )
-        ahead = self._plan()
+        ahead = self._plan(self.position)
+        iteration = Iteration(
+            plan=ahead, chosen=self._chosen, rank=self._rank, make=self._make, kept=self._kept, pinned=self._pinned
+        )
         steps = range(worker if self._ahead is None else self._ahead, ahead.steps, workers)
-        with ExitStack() as stack:
-            # The thread that makes batches ends before the one it waits for.
-            reads, makes = (
-                stack.enter_context(Pool(thread_name_prefix=f"rollstore-{name}")) if self._prefetch else None
-                for name in ("reads", "makes")
-            )
-            numbers = np.unique(ahead.windows)
-            windows = Windows(lambda number: self._load(ahead, int(numbers[number])), len(numbers), reads)
-            work = partial(self._batches, ahead, numbers, windows)
-            for step, batch in in_order(work, pieces(ahead, steps), makes, self._prefetch):
-                # Before the trainer has it: what it asks for in between counts as given.
-                self.position = ahead.position_after(step + 1)
-                self._ahead = workers - 1 if workers > 1 else None
-                self._left = info is not None
+        number = self._iterations = self._moving = self._iterations + 1
+        self._began = self.position
+        with closing(iteration.batches(steps, self._prefetch)) as batches:
+            for step, batch in batches:
+                if self._moving == number:
+                    # Before the trainer has it: what it asks for in between counts as given.
+                    self.position = ahead.position_after(step + 1)
+                    self._ahead = workers - 1 if workers > 1 else None
+                    self._left = info is not None
                 yield batch
-        self._begin(Start(self.epoch + 1, 0, self._seed, self._window, self._filters.version))
-
-    def _batches(self, ahead: Plan, numbers: Ints, windows: Windows, steps: list[int]) -> list[Any]:
-        return [self._batch(ahead, numbers, windows, ahead.share(step, self._rank)) for step in steps]
-
-    def _batch(self, ahead: Plan, numbers: Ints, windows: Windows, share: Ints) -> Any:
-        """The rows of some units, in that order, as a batch."""
-        if not len(share):
-            return self._finished(self._make(self._source.empty()))
-        units = ahead.units[share]
-        places = self._selection.places[self._selection.rows(units)]
-        held = np.searchsorted(numbers, ahead.windows[share])
-        if held[0] == held[-1]:
-            window = windows.get(int(held[0]), int(held[0]))
-            packed = window.packed(places)
-            return self._finished(self._make(window.table(places)) if packed is None else packed)
-        owner, needed = np.repeat(held, self._selection.sizes[units]), np.unique(held).tolist()
-        # An epoch goes from window to window, so what is of the first comes first.
-        tables = [windows.get(number, needed[0]).table(places[owner == number]) for number in needed]
-        return self._finished(self._make(pa.concat_tables(tables).combine_chunks()))
-
-    def _finished(self, batch: Any) -> Any:
-        return batch.pin_memory() if self._pinned and isinstance(batch, TokenBatch) else batch
-
-    def _load(self, ahead: Plan, number: int) -> Window:
-        rows = self._selection.rows(ahead.units[ahead.windows == number])
-        places = self._selection.places[rows]
-        everything = len(rows) == int(self._selection.sizes[self._fits].sum())
-        load = partial(self._source.load, rows, places)
-        return self._kept.load(places, load) if everything else load()
+                if self._iterations != number:
+                    raise ValueError("iteration: wanted one at a time, got one that went on after a later one began")
+        if self._moving == number:
+            self._begin(Start(self.epoch + 1, 0, self._seed, self._window, self._chosen.filters.version))
 
     def set_epoch(self, epoch: int, *, version: int | None = None) -> None:
         """Go to the beginning of an epoch; with `version`, evaluate the filters again for those current weights.
 
-        Raises ValueError on what is no epoch, or between iter() of a DataLoader whose workers persist and its first
-        batch; StoreError where nothing is left.
+        An iteration that is under way goes on to its end as it began; the next one begins here. Raises ValueError on
+        what is no epoch, or between iter() of a DataLoader with workers and its first batch; StoreError where nothing
+        is left. What fails changes nothing.
         """
-        arguments.whole("epoch", epoch, 0, arguments.WORD)
+        number = arguments.whole("epoch", epoch, 0, arguments.WORD - 1)
+        weights = self._chosen.filters.version if version is None else arguments.whole("version", version)
         self._told.check()
-        start = Start(int(epoch), 0, self._seed, self._window, self._filters.version if version is None else version)
+        start = Start(number, 0, self._seed, self._window, weights)
         self._begin(start)
         self._told.tell(start)
 
-    def _begin(self, start: Start) -> None:
-        self._at_version(start.weights)
+    def _begin(self, start: Start, chosen: Chosen | None = None) -> None:
+        """The next iteration begins there. Where the filters leave nothing for it, all stays as it was."""
+        self._chosen = self._at(start.weights) if chosen is None else chosen
         self.epoch, self.position, self._seed, self._window, _ = start
+        self._began, self._moving = start.position, None
         self._ahead, self._left = None, False
 
-    def _at_version(self, version: int | None) -> None:
-        if version != self._filters.version:
-            self._select(self._filters.at(version))
-
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, as small JSON: the same on every rank at one step, whatever was prefetched."""
+        """Where the next iteration begins, as small JSON: the same on every rank at one step, whatever was prefetched.
+
+        That is after the batches given, or where the loader was told to begin since.
+        """
         return self._state(self.epoch, self.position)
 
     def state_after(self, steps: int) -> dict[str, Any]:
-        """The state once the next `steps` batches are trained on: for a loader that a DataLoader's workers copied, and
-        which so does not know how far they are. Raises ValueError where the epoch has fewer."""
-        arguments.whole("steps", steps)
-        ahead = self._plan()
+        """The state once `steps` batches are trained on, of the iteration under way or left, else of the next one: a
+        loader that a DataLoader's workers copied does not know how far they are. Raises ValueError where there are
+        fewer."""
+        steps = arguments.whole("steps", steps)
+        ahead = self._plan(self._began)
         if not 0 <= steps <= ahead.steps:
             raise ValueError(f"steps: wanted 0 to {ahead.steps}, got {steps}")
         return self._state(self.epoch, ahead.position_after(steps))
@@ -342,13 +344,13 @@ class RolloutLoader(IterableDataset[Any]):
             ahead = info.id if self._ahead is None else self._ahead
             own = {"workers": info.num_workers, "worker": info.id, "ahead": ahead}
         return State(
-            snapshot=self._selection.snapshot,
-            selection=self._selection.digest,
+            snapshot=self._chosen.selection.snapshot,
+            selection=self._chosen.selection.digest,
             seed=self._seed,
             window=self._window,
             epoch=epoch,
             position=position,
-            weights=self._filters.version,
+            weights=self._chosen.filters.version,
             **own,
         ).encode()
 
@@ -357,7 +359,7 @@ class RolloutLoader(IterableDataset[Any]):
 
         Takes the state of a StatefulDataLoader around a loader as well, with any number of workers. Raises StoreError
         where the snapshot or the selection is another one, VersionError on a state of a newer library, ValueError on
-        what is no state.
+        what is no state; what is refused changes nothing. An iteration that is under way goes on as with `set_epoch`.
         """
         self._told.check()
         found, info = decode(state), get_worker_info()
@@ -366,22 +368,18 @@ class RolloutLoader(IterableDataset[Any]):
                 f"state: wanted the state of the whole, got that of worker {found.worker} of {found.workers}: "
                 "load what the StatefulDataLoader gave into the loader, for another number of workers"
             )
-        if found.snapshot != self._selection.snapshot:
+        if found.snapshot != (own := self._chosen.selection.snapshot):
+            raise StoreError(f"state: wanted one of snapshot {own}, got {found.snapshot}: the store has other rows now")
+        chosen = self._at(found.weights)
+        if found.selection != chosen.selection.digest:
             raise StoreError(
-                f"state: wanted one of snapshot {self._selection.snapshot}, got {found.snapshot}: "
-                "the store has other rows now"
-            )
-        self._at_version(found.weights)
-        if found.selection != self._selection.digest:
-            raise StoreError(
-                f"state: wanted one of selection {self._selection.digest}, got {found.selection}: "
+                f"state: wanted one of selection {chosen.selection.digest}, got {found.selection}: "
                 "where or whole_groups differ, or another filter"
             )
-        count = len(self._selection.tokens)
-        if not 0 <= found.position <= count or found.epoch < 0:
+        if found.position > (count := len(chosen.selection.tokens)):
             raise ValueError(f"state: wanted a position up to {count}, got {found.position}")
         start = Start(found.epoch, found.position, found.seed, found.window, found.weights)
-        self._begin(start)
+        self._begin(start, chosen)
         self._ahead = found.ahead
         self._told.tell(start)
 

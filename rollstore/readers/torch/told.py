@@ -61,22 +61,22 @@ class Told:
         self._process, self._iteration = os.getpid(), 0
 
     def check(self) -> None:
-        """To be done before something is told. Raises ValueError between iter() of a DataLoader with workers that
-        persist and its first batch: whether they have begun is chance, and so would be the epoch that hears it."""
+        """To be done before something is told. Raises ValueError between iter() of a DataLoader with workers and its
+        first batch: those that do not persist have begun, the others may or may not have, and the trainer cannot tell
+        which epoch that batch is of."""
         if get_worker_info() is not None or not active_children():
             return
-        # Torch tells a dataset nothing when workers that persist begin anew, so its own iterations are looked for.
+        # Torch tells a dataset nothing when workers begin, so its own iterations are looked for.
         if any(self._begins(one) for one in gc.get_objects() if issubclass(type(one), Iteration)):
             raise ValueError(
-                "persistent_workers: wanted set_epoch and load_state_dict before iter(dataloader) or after its first "
-                "batch, got one in between"
+                "workers: wanted set_epoch and load_state_dict before iter(dataloader) or after its first batch, "
+                "got one in between"
             )
 
     def _begins(self, one: Any) -> bool:
         """Whether it is an iteration of workers over the loader this is of, and was not asked for a batch yet."""
         return (
-            getattr(one, "_persistent_workers", False)
-            and getattr(one, "_rcvd_idx", None) == 0
+            getattr(one, "_rcvd_idx", None) == 0
             and all(getattr(one, "_workers_status", ()))  # else it ended without a batch, or broke
             and getattr(getattr(one, "_dataset", None), "_told", None) is self
         )

@@ -129,8 +129,9 @@ class Kept:
 
     def load(self, places: Ints, load: Callable[[], Window]) -> Window:
         key = xxhash.xxh3_128_hexdigest(np.sort(places).tobytes())
-        if self._last is not None and self._last[0] == key:
-            return self._last[1]
+        last = self._last  # an earlier iteration that is still open may load meanwhile
+        if last is not None and last[0] == key:
+            return last[1]
         window = load()
         self._last = (key, window) if window.nbytes <= self._most else None
         return window
