@@ -80,9 +80,11 @@ def word(name: str, value: Any, words: tuple[str, str]) -> None:
 
 
 def text(name: str, value: Any) -> None:
-    """Raises TypeError on what is no text, ValueError on an empty one."""
+    """Raises TypeError on what is no text, ValueError on an empty one and on one that UTF-8 cannot hold."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: wanted a text, got {value!r}")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{name}: wanted a text without lone surrogates, got {value!r}")
     if not value:
         raise ValueError(f"{name}: wanted a name, got ''")
 

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from rollstore.errors import CorruptionError
 from rollstore.readers.arrow import dataset, opened
 from rollstore.readers.duckdb import VIEWS, connect, lock
 from rollstore.readers.flat import ACTIONS, Flattened
 from rollstore.schema import Rollout, Sampler, Span, to_table
-from rollstore.schema.text import as_stored
+from rollstore.schema.text import as_stored, escape
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
 from tests.readers.samples import group, rollout, rows, settled, write
@@ -169,8 +169,22 @@ def _expected_actions(record: Rollout) -> list[tuple[Any, ...]]:
     return found
 
 
+ESCAPED = rollout(
+    "a",
+    tokens=3,
+    prompt=1,
+    spans=(
+        Span(start=0, length=1, is_action=False, role="\ud800"),
+        Span(start=1, length=2, is_action=True, role="\\", sampler=0),
+    ),
+)
+"""Texts of one row of which UTF-8 can hold one as it is, and not the other."""
+
+
 def _expected_tokens(record: Rollout) -> list[tuple[Any, ...]]:
     found = []
+    roles = [span.role for span in record.spans or () if span.role is not None]
+    shown = (lambda role: role) if roles == [*map(as_stored, roles)] else escape  # all of a row's, where one has to be
     for position, (token, action) in enumerate(zip(record.tokens.tolist(), record.action_mask.tolist(), strict=True)):
         where, span = _span_at(record, position)
         number = int(record.action_mask[:position].sum()) if action else None
@@ -179,7 +193,7 @@ def _expected_tokens(record: Rollout) -> list[tuple[Any, ...]]:
                 as_stored(record.rollout_id), record.segment, position, token, action, number,
                 None if number is None else _at(record.logprobs, number),
                 record.token_bytes and record.token_bytes[position],
-                where, span and span.role, span and span.origin, span and span.turn,
+                where, span and shown(span.role), span and span.origin, span and span.turn,
             )
         )  # fmt: skip
     return found
@@ -187,6 +201,7 @@ def _expected_tokens(record: Rollout) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=12, deadline=None)
 @given(records=rollout_lists(min_size=1, max_size=3))
+@example(records=[ESCAPED])
 def test_actions_and_tokens_say_what_the_records_say(records: list[Rollout]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder) / "store", create=True)

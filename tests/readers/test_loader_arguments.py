@@ -78,6 +78,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 WRONG_OF_FOLLOW: list[tuple[dict[str, Any], str]] = [
     ({"train_run": ""}, "train_run: wanted a name, got ''"),
     ({"train_run": 3}, "train_run: wanted a text, got 3"),
+    ({"train_run": "\ud800"}, "train_run: wanted a text without lone surrogates"),
     ({"timeout": -1}, "timeout: wanted at least 0 seconds, or None, got -1"),
     ({"group_wait": -1}, "group_wait: wanted at least 0 seconds, or None, got -1"),
     ({"version": 3, "max_lag": 1}, "version: wanted a function, got 3"),
