@@ -322,9 +322,9 @@ class RolloutLoader(IterableDataset[Any]):
         return self._state(self.epoch, self.position)
 
     def state_after(self, steps: int) -> dict[str, Any]:
-        """The state once `steps` batches are trained on, of the iteration under way or left, else of the next one: a
-        loader that a DataLoader's workers copied does not know how far they are. Raises ValueError where there are
-        fewer."""
+        """The state once `steps` batches are trained on, of the iteration under way or left; of the next one before the
+        first, and as soon as the loader is told where that begins. For a loader that a DataLoader's workers copied,
+        which does not know how far they are. Raises ValueError where there are fewer."""
         steps = arguments.whole("steps", steps)
         ahead = self._plan(self._began)
         if not 0 <= steps <= ahead.steps:
