@@ -27,8 +27,6 @@ NEEDED = (
 _ROWS, _BYTES = 256, 1 << 22
 """A batch of either is large enough."""
 
-"""A column that no table of a store has."""
-
 
 class Block:
     """Rows that came together, and those still wanted; of the others no more stay in memory than of these."""
