@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from rollstore.readers.arguments import LONG, whole
 from rollstore.readers.arrow import dataset
+from rollstore.readers.order import Ints
 from rollstore.schema import TABLES
 from rollstore.store.snapshot import Snapshot
 from rollstore.store.where import check_where
@@ -22,6 +23,8 @@ OTHERS = tuple(name for name in TABLES if name != "rollouts")
 USE = ("train_run", "train_step", "epoch")
 NUMBER = "*"
 """A column that counts rows: no column of a table has such a name."""
+_TRIES = 9
+"""How often a condition is asked at most until it ends in the same error twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +96,38 @@ def check_named(name: str, which: pc.Expression, snapshot: Snapshot, table: str)
         raise type(error)(f"{name}: {str(error).removeprefix('where: ')}") from None
 
 
+def asked(rows: pa.Table, where: pc.Expression) -> Ints | Exception:
+    """int64: the numbers of the rows that a condition keeps, or the error it ends in, whatever a function of the
+    caller's in it raises. rows: with a column `NUMBER` that counts them. Raises MemoryError.
+
+    An error is one of the condition where it comes again. Another is of a signal's handler, or of something that was so
+    for a moment, and is raised.
+    """
+    errors: list[Exception] = []
+    while len(errors) < 2 or (len(errors) < _TRIES and type(errors[-1]) is not type(errors[-2])):
+        try:
+            found = rows.filter(where)[NUMBER].to_numpy()
+        except MemoryError:
+            raise
+        except Exception as error:
+            errors.append(error)
+        else:
+            if errors:
+                raise errors[-1]
+            return found
+    passing = [error for error in errors if type(error) is not type(errors[-1])]
+    if passing:
+        raise passing[-1]
+    return errors[-1]
+
+
 def answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
-    """Whether a condition keeps each row, or the error it ends in there. rows: with a column `NUMBER` that counts them.
-    Raises MemoryError."""
+    """Whether a condition keeps each row, or the error it ends in there; otherwise as `asked`."""
     return [*_answers(rows, where)]
 
 
 def failing(rows: pa.Table, where: pc.Expression, most: int) -> list[int]:
-    """The first rows, at most so many, that a condition ends in an error on; otherwise as `answers`."""
+    """The first rows, at most so many, that a condition ends in an error on; otherwise as `asked`."""
     wrong = (row for row, answer in enumerate(_answers(rows, where)) if isinstance(answer, Exception))
     return [*islice(wrong, most)]
 
@@ -108,18 +135,14 @@ def failing(rows: pa.Table, where: pc.Expression, most: int) -> list[int]:
 def _answers(rows: pa.Table, where: pc.Expression) -> Iterator[bool | Exception]:
     """An error says nothing of the row it is about, so halves are asked apart, when it is their turn, until it is
     alone."""
-    half = rows.num_rows // 2
-    try:
-        found = pc.is_in(rows[NUMBER], value_set=rows.filter(where)[NUMBER]).to_pylist()
-    except MemoryError:
-        raise
-    except Exception as error:  # a function of the caller's in the filter raises anything
-        found = None if half else [error]
-    if found is None:
+    half, found = rows.num_rows // 2, asked(rows, where)
+    if not isinstance(found, Exception):
+        yield from np.isin(rows[NUMBER].to_numpy(), found).tolist()
+    elif half:
         yield from _answers(rows.slice(0, half), where)
         yield from _answers(rows.slice(half), where)
     else:
-        yield from found
+        yield found
 
 
 def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bools:

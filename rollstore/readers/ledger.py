@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +51,8 @@ class Ledger:
         self._writer: Any = None
         self._unsafe = False
         """whether rows of this step are with the writer, and may not survive power loss yet"""
+        self._unsure = False
+        """whether it is not known which of those collected are with the writer"""
 
     def groups(self) -> set[tuple[Any, Any, Any]]:
         """(run_id, step, group_id) of what is done, each of the first segment that says it.
@@ -131,11 +135,27 @@ class Ledger:
             if self._writer is None:
                 self._writer = self._store.writer(table="uses", source=self._run)
                 weakref.finalize(self, self._writer.close).atexit = False  # whoever lets go of a follower without close
-            self._writer.append(_table([*self._rows.values()], same))
+            if self._unsure:
+                self._leave_out_written()
+            self._unsafe = self._unsure = True
+            if self._rows:
+                self._writer.append(_table([*self._rows.values()], same))
             self._done.update(self._rows)
-            self._rows, self._unsafe = {}, True
+            self._rows = {}
+            self._unsure = False
         self._writer.flush(sync=True)
         self.step, self._unsafe = self.step + 1, False
+
+    def _leave_out_written(self) -> None:
+        """Of what is collected, what a commit that was interrupted, or failed, wrote."""
+        self._writer.flush()
+        of = {"train_run": self._run, "attempt": self.attempt, "train_step": self.step}
+        where = reduce(and_, (pc.field(name) == value for name, value in of.items()))
+        with self._store.snapshot() as snapshot:
+            written = dataset(snapshot, "uses").to_table(columns=["rollout_id"], filter=where)["rollout_id"].to_pylist()
+        self._done.update(written)
+        for id_ in written:
+            self._rows.pop(id_, None)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import pyarrow as pa
 
@@ -13,17 +13,12 @@ from rollstore.readers import arguments
 from rollstore.readers.arrivals import Arrivals
 from rollstore.readers.ledger import Ledger
 from rollstore.readers.rules import Clock, Rules
-from rollstore.readers.waiting import Rollout, Row, Unit, kept, release, rows_of, together
+from rollstore.readers.waiting import Key, Rollout, Row, Unit, kept, release, rows_of, together
 
 _LATE = "late: its group was closed"
 _CONFLICT = "conflict: one segment came with different contents"
 _NAMED = 8
 """How many rollouts an error names."""
-_NO_SEGMENT = 1 << 62
-"""After every segment that says something."""
-
-_Key: TypeAlias = str | tuple[Any, Any, Any]
-"""Of what is given together: the id of a rollout, or (run_id, step, group_id)."""
 
 
 class Pending:
@@ -44,22 +39,21 @@ class Pending:
         self._look, self._looked = -math.inf, -math.inf
         """when the look at the store that is under way began, and the last that came to its end: all that was written
         before has arrived"""
-        self._coming: dict[_Key, Unit] = {}
-        self._touched: set[_Key] = set()
+        self._home: dict[str, Unit] = {}
+        """of each rollout, by its id: what it is a member of, coming or ready"""
+        self._coming: dict[Key, Unit] = {}
+        self._touched: set[Key] = set()
         """of what is coming: what something came for since it was last looked at"""
         self._earliest = math.inf
         """when the look began that found the first of what is coming, or before"""
         self._units = 0
         self._ready: list[Unit] = []
-        self._queued: dict[str, Unit] = {}
-        """what is ready, by the ids of its members"""
-        self._groups: dict[_Key, Unit] = {}
+        self._groups: dict[Key, Unit] = {}
         """what is ready, by what its members share"""
         self._fresh, self._current = 0, 0
         """how much of what is ready, from its beginning, is known not to be stale, and at which version"""
-        self._closed: set[_Key] = {*ledger.groups()} if rules.whole_groups else set()
-        self._placed: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {}
-        """of what is coming or ready: run_id, step and group_id, each of the first segment that says it, and which"""
+        self._closed: set[Key] = {*ledger.groups()} if rules.whole_groups else set()
+        """groups of which no more is given"""
 
     def __len__(self) -> int:
         """Rollouts."""
@@ -106,37 +100,65 @@ class Pending:
         """Whether it goes with what came before; what does not is dropped, all of its rollout."""
         if row.id in self._ledger:
             return True
-        key = self._home(row) if self._rules.whole_groups else row.id
-        if row.id in self._queued:
-            unit = self._queued[row.id]
-            known = unit.members[row.id].rows.get(row.segment)
-            return known is None or known.equals(row) or self._contradict(unit, row.id)
-        if key in self._closed:
-            ready = self._groups.get(key)
-            kept = None if ready is None else ready.dropped
-            self._ledger.drop(row.id, "discarded", _LATE, self._clock.date(), kept)
-            self._placed.pop(row.id, None)
-            unit = self._coming.pop(key, None)
-            if unit is not None:  # earlier segments, which had no group
-                self._drop(unit, list(unit.members), "discarded", _LATE)
-                self._ledger.record(unit.dropped)
-            return True
-        unit = self._coming.get(key) or self._begin(key, self._look)
-        unit.size = max(unit.size, 1 if isinstance(key, str) else row.size or 0)
-        rollout = unit.members.get(row.id)
-        if rollout is None:
-            rollout = unit.members[row.id] = Rollout(id=row.id)
+        unit = self._home.get(row.id)
+        if unit is None:
+            unit = self._house(Rollout(id=row.id, since=self._look), row.id)
+        rollout = unit.members[row.id]
         known = rollout.rows.get(row.segment)
-        if known is None:
-            rollout.rows[row.segment] = row
+        if known is not None:
+            return known.equals(row) or self._contradict(unit, row.id)
+        if unit.enqueued_at is None:
+            rollout.add(row)
             row.hold()
-            self._touched.add(key)
-        return known is None or known.equals(row) or self._contradict(unit, row.id)
+            self._touched.add(unit.key)
+            if self._rules.whole_groups:
+                self._place(unit, rollout)
+        return True
+
+    def _place(self, unit: Unit, rollout: Rollout) -> None:
+        """Into its group, as far as its segments say which. One that may yet be told to be in another waits alone for
+        the segments that say so, where this one is closed."""
+        key = rollout.key
+        if key not in self._closed or not rollout.settled:
+            key = rollout.id if key in self._closed else key
+            if key != unit.key:
+                self._leave(unit, rollout)
+                self._house(rollout, key)
+            return
+        ready = self._groups.get(key)
+        self._leave(unit, rollout)
+        release([rollout])
+        self._ledger.drop(rollout.id, "discarded", _LATE, self._clock.date(), None if ready is None else ready.dropped)
+
+    def _house(self, rollout: Rollout, key: Key) -> Unit:
+        unit = self._coming.get(key)
+        if unit is None:
+            unit = self._coming[key] = Unit(key=key, number=self._units, since=rollout.since)
+            self._units += 1
+        unit.since, self._earliest = min(unit.since, rollout.since), min(self._earliest, rollout.since)
+        unit.members[rollout.id] = rollout
+        self._home[rollout.id] = unit
+        self._touched.add(key)
+        return unit
+
+    def _leave(self, unit: Unit, rollout: Rollout) -> None:
+        """It is no member of what is coming, which is as if it had never been one."""
+        del unit.members[rollout.id], self._home[rollout.id]
+        self._touched.add(unit.key)
+        if unit.members:
+            unit.since = min(member.since for member in unit.members.values())
+        self._vacate(unit)
+
+    def _vacate(self, unit: Unit) -> None:
+        """Nothing is coming where nobody is left, nor was in it for certain."""
+        if not unit.members and not unit.contradicted:
+            del self._coming[unit.key]
+            self._ledger.record(unit.dropped)
 
     def _contradict(self, unit: Unit, id_: str) -> Literal[False]:
         """Which of the two contents is right nobody knows: neither is given. The group is one that stays incomplete."""
+        unit.contradict(id_)
         self._drop(unit, [id_], "discarded", _CONFLICT)
-        unit.contradicted += 1
         self._touched.add(unit.key)
         if unit.key in self._groups:
             for other, reason in self._left_out(unit, complete=True).items():
@@ -146,40 +168,19 @@ class Pending:
             if not unit.members:
                 self._ready.remove(unit)
                 self._leaves(unit)
+        else:
+            self._vacate(unit)
         return False
-
-    def _begin(self, key: _Key, since: float) -> Unit:
-        unit = self._coming[key] = Unit(key=key, number=self._units, since=since)
-        self._units, self._earliest = self._units + 1, min(self._earliest, since)
-        return unit
-
-    def _home(self, row: Row) -> _Key:
-        """The group of a rollout, so far: what a row says that comes first among its segments counts, field by field.
-        What is there of it moves along."""
-        segments, said = self._placed.get(row.id, ((_NO_SEGMENT,) * 3, (None,) * 3))
-        before = _key(row.id, said)
-        if row.id in self._queued:
-            return before
-        earlier = [value is not None and row.segment < segment for segment, value in zip(segments, row.of, strict=True)]
-        if any(earlier):  # of one segment that is there already the first row counts, and another contradicts it
-            segments = tuple(row.segment if first else at for first, at in zip(earlier, segments, strict=True))
-            said = tuple(new if first else old for first, new, old in zip(earlier, row.of, said, strict=True))
-        self._placed[row.id] = segments, said
-        key, unit = _key(row.id, said), self._coming.get(before)
-        if key != before and unit is not None and row.id in unit.members:
-            there = self._coming.get(key) or self._begin(key, unit.since)
-            member = there.members[row.id] = unit.members.pop(row.id)
-            there.size = max(there.size, *(one.size or 0 for one in member.rows.values()))
-            if not unit.members and not unit.contradicted:
-                del self._coming[before]
-        return key
 
     def _settle(self) -> None:
         """Move what is complete, or has waited long enough, to what is ready; drop what the rules leave out. Raises
         ValueError where the filter fails, once all is moved."""
-        complete = {key for key in self._touched if key in self._coming and self._coming[key].complete}
-        closing = sorted(complete | self._overdue(), key=lambda key: self._coming[key].number)
-        units = [self._coming[key] for key in closing]
+        for key in self._touched & self._coming.keys():
+            self._coming[key].count()
+        complete = {key for key in self._touched & self._coming.keys() if self._coming[key].complete}
+        for key in (closing := complete | self._overdue()):
+            self._set_apart(self._coming[key])
+        units = sorted((self._coming[key] for key in closing & self._coming.keys()), key=lambda unit: unit.number)
         left_out = [self._left_out(unit, unit.key in complete) for unit in units]
         staying = [
             [one for id_, one in unit.members.items() if id_ not in out]
@@ -189,7 +190,8 @@ class Pending:
         self._touched.clear()
         for unit, reasons, said in zip(units, left_out, answers, strict=True):
             del self._coming[unit.key]
-            self._closed.add(unit.key)
+            if not isinstance(unit.key, str):
+                self._closed.add(unit.key)
             unit.enqueued_at = self._clock.date()
             for id_, reason in reasons.items():
                 self._drop(unit, [id_], "discarded", reason)
@@ -199,7 +201,6 @@ class Pending:
             unit.measure()
             if unit.members and not self._oversize(unit):
                 self._ready.append(unit)
-                self._queued.update(dict.fromkeys(unit.members, unit))
                 self._groups[unit.key] = unit
             else:
                 self._ledger.record(unit.dropped)
@@ -211,12 +212,22 @@ class Pending:
             self.sound = True
             raise ValueError(what) from failing[0][1]
 
-    def _overdue(self) -> set[_Key]:
-        """What has waited long enough: all that was written until then has arrived, however long that took to read."""
-        wait = self._rules.group_wait
-        if wait is None or self._looked - self._earliest < wait:
+    def _set_apart(self, unit: Unit) -> None:
+        """Of a group that is closed what may yet be told to be in another waits alone, as long as it may."""
+        if not isinstance(unit.key, str):
+            for rollout in [one for one in unit.members.values() if not one.settled and not self._waited(one.since)]:
+                self._leave(unit, rollout)
+                self._house(rollout, rollout.id)
+
+    def _waited(self, since: float) -> bool:
+        """Whether it is long enough: all that was written until then has arrived, however long that took to read."""
+        return self._rules.group_wait is not None and self._looked - since >= self._rules.group_wait
+
+    def _overdue(self) -> set[Key]:
+        """What has waited long enough."""
+        if not self._waited(self._earliest):
             return set()
-        found = {key for key, unit in self._coming.items() if self._looked - unit.since >= wait}
+        found = {key for key, unit in self._coming.items() if self._waited(unit.since)}
         self._earliest = min((unit.since for key, unit in self._coming.items() if key not in found), default=math.inf)
         return found
 
@@ -226,7 +237,7 @@ class Pending:
         if whole and unit.contradicted:
             return dict.fromkeys(unit.members, "incomplete: a member of its group came with different contents")
         if complete:
-            return {}
+            return {id_: _LATE for id_, member in unit.members.items() if not member.finished}
         what = f"its group has {unit.finished} of {unit.size}"
         return {
             id_: f"incomplete: {what if member.finished else 'unfinished'} after {self._rules.group_wait} s"
@@ -258,8 +269,7 @@ class Pending:
 
     def _drop(self, unit: Unit, ids: Sequence[str], disposition: str, reason: str) -> None:
         for id_ in ids:
-            self._queued.pop(id_, None)
-            self._placed.pop(id_, None)
+            del self._home[id_]
             self._ledger.drop(id_, disposition, reason, unit.enqueued_at, unit.dropped)
         release([unit.members.pop(id_) for id_ in ids])
 
@@ -316,8 +326,7 @@ class Pending:
         """They were given."""
         members = [member for unit in units for member in unit.members.values()]
         for member in members:
-            self._queued.pop(member.id, None)
-            self._placed.pop(member.id, None)
+            del self._home[member.id]
         for unit in units:
             self._leaves(unit)
         release(members)
@@ -326,9 +335,3 @@ class Pending:
         """It is not ready any more: what was left out of it belongs to this step."""
         del self._groups[unit.key]
         self._ledger.record(unit.dropped)
-
-
-def _key(id_: str, said: tuple[Any, ...]) -> _Key:
-    """What a rollout shares with the others of its group (run_id, step, group_id); its own id, where it is in none."""
-    run, step, group = said
-    return id_ if group is None else (run, step, group)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError
-from rollstore.readers.filters import NUMBER, Filters, by_others, check_scalar, failing
+from rollstore.readers.filters import NUMBER, Filters, asked, by_others, check_scalar, failing
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
 from rollstore.readers.rows import PLACE, Reader
@@ -179,18 +179,15 @@ def _kept(reader: Reader, rows: pa.Table, rollout: Ints, last: Ints, where: pc.E
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, _of_all_segments(reader, rows, rollout, len(last), name))
     numbered = table.append_column(NUMBER, pa.array(np.arange(len(last))))
-    try:
-        chosen = numbered.filter(where)[NUMBER].to_numpy()
-    except MemoryError:
-        raise
-    except Exception as error:  # a function of the caller's in the filter raises anything
-        wrong = failing(numbered, where, _NAMED + 1)
-        named = ", ".join(repr(table["rollout_id"][row].as_py()) for row in wrong[:_NAMED])
-        more = " and more" if len(wrong) > _NAMED else ""
-        raise ValueError(f"where: {where} fails on rollouts {named}{more}: {error}") from error
-    kept = np.zeros(len(last), bool)
-    kept[chosen] = True
-    return kept
+    chosen = asked(numbered, where)
+    if not isinstance(chosen, Exception):
+        kept = np.zeros(len(last), bool)
+        kept[chosen] = True
+        return kept
+    wrong = failing(numbered, where, _NAMED + 1)
+    named = ", ".join(repr(table["rollout_id"][row].as_py()) for row in wrong[:_NAMED])
+    more = " and more" if len(wrong) > _NAMED else ""
+    raise ValueError(f"where: {where} fails on rollouts {named}{more}: {chosen}") from chosen
 
 
 def _of_all_segments(reader: Reader, rows: pa.Table, rollout: Ints, count: int, name: str) -> pa.Array:

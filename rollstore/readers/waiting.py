@@ -26,6 +26,11 @@ NEEDED = (
 
 _ROWS, _BYTES = 256, 1 << 22
 """A batch of either is large enough."""
+_NO_SEGMENT = 1 << 62
+"""After every segment that says something."""
+
+Key: TypeAlias = str | tuple[Any, Any, Any]
+"""Of what is given together: the id of a rollout, or (run_id, step, group_id)."""
 
 
 class Block:
@@ -87,10 +92,49 @@ class Row:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Rollout:
-    """A rollout that is arriving: its rows by segment."""
+    """A rollout that is arriving: its rows by segment. since: when the look began that found the first."""
 
     id: str
+    since: float
     rows: dict[int, Row] = field(default_factory=dict[int, Row])
+    _said: tuple[Any, ...] = field(default=(None,) * 4, init=False)
+    """run_id, step, group_id and group_size, each of the first of these segments that says it"""
+    _saying: tuple[int, ...] = field(default=(_NO_SEGMENT,) * 4, init=False)
+    """and which segments these are"""
+    _through: int = field(default=0, init=False)
+    """as many segments from the first on are there"""
+
+    def add(self, row: Row) -> None:
+        """A segment that is not there yet."""
+        self.rows[row.segment] = row
+        while self._through in self.rows:
+            self._through += 1
+        says = (*row.of, row.size)
+        earlier = [new is not None and row.segment < at for new, at in zip(says, self._saying, strict=True)]
+        if any(earlier):
+            self._said = tuple(new if first else old for first, new, old in zip(earlier, says, self._said, strict=True))
+            self._saying = tuple(row.segment if first else at for first, at in zip(earlier, self._saying, strict=True))
+
+    @property
+    def key(self) -> Key:
+        """What it shares with the others of its group, so far; its own id, where it is in none."""
+        run, step, group, _ = self._said
+        return self.id if group is None else (run, step, group)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no segment that is missing can change its key."""
+        return max(self._saying[:3]) <= self._through or self.finished
+
+    @property
+    def size(self) -> int:
+        """How many members its group has by what it says; 0 where it says nothing."""
+        return self._said[3] or 0
+
+    @property
+    def settled_size(self) -> int:
+        """The same, where no segment that is missing can change it, nor which group that is."""
+        return self.size if max(self._saying) <= self._through or self.finished else 0
 
     @property
     def finished(self) -> bool:
@@ -145,13 +189,14 @@ def release(rollouts: Iterable[Rollout]) -> None:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Unit:
-    """What is given together: a rollout, or a group of them. key: what its members share; number: in the order of their
-    coming; size: 0 while no member says it; since: when the look began that found the first; oldest: as of a
-    rollout, once it is ready; contradicted: how many members came with different contents; dropped: rows of `uses` of
-    members that are left out, for the step in which the others are given or dropped: were they on record before, the
-    others would be late after a restart in between."""
+    """What is given together: a rollout, or a group of them. key: what its members share; number: in the order of
+    their coming; size: of the group as its members say it, the largest where they disagree, 0 while none does; since:
+    when the look began that found the first; tokens, oldest (as of a rollout) and enqueued_at are set once it is
+    ready; contradicted: how many members came with different contents; dropped: rows of `uses` of members that are
+    left out, for the step in which the others are given or dropped: were they on record before, the others would be
+    late after a restart in between."""
 
-    key: Any
+    key: Key
     number: int
     since: float
     size: int = 0
@@ -160,15 +205,33 @@ class Unit:
     enqueued_at: datetime | None = None
     members: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
     contradicted: int = 0
+    _needed: int = 0
+    """the size, as far as it cannot change with the segments that are missing"""
+    _said: int = 0
+    """the largest size that contradicted members said"""
     dropped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def complete(self) -> bool:
-        return 0 < self.size <= self.finished + self.contradicted
+        return 0 < self._needed <= self.finished + self.contradicted
 
     @property
     def finished(self) -> int:
         return sum(member.finished for member in self.members.values())
+
+    def count(self) -> None:
+        """Note how large the group is by its members of now."""
+        if isinstance(self.key, str):
+            self.size = self._needed = 1
+        else:
+            members = self.members.values()
+            self.size = max(self._said, *(member.size for member in members), 0)
+            self._needed = max(self._said, *(member.settled_size for member in members), 0)
+
+    def contradict(self, id_: str) -> None:
+        """A member, which is to be dropped, came with different contents."""
+        if self.members[id_].settled:  # else it may be one of another group, and this one may be whole without it
+            self.contradicted, self._said = self.contradicted + 1, max(self._said, self.members[id_].size)
 
     def measure(self) -> None:
         """Note what its members come to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import linecache
 import os
 import pickle
@@ -18,7 +19,7 @@ import pytest
 
 from rollstore.errors import DuplicateError
 from rollstore.readers.follow import Follower, Rules
-from rollstore.readers.torch import RolloutFollower
+from rollstore.readers.torch import RolloutFollower, RolloutLoader
 from rollstore.schema import Rollout
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
@@ -413,6 +414,78 @@ def interrupted(
     rows = store.scan("uses", where=pc.field("train_run") == run).read_all().to_pylist()
     assert len(rows) == len({row["rollout_id"] for row in rows}), f"{interrupt.line}: two rows of one rollout"
     return found, {row["rollout_id"]: row["disposition"] for row in rows}
+
+
+def test_a_commit_that_is_interrupted_anywhere_and_tried_again_writes_each_row_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", create=True)
+    write(store, *[rollout(name) for name in "abcd"])
+    after, line = 0, "begin"
+    while line:
+        after += 1
+        interrupt = Interrupt(after)
+        following = Follower(store, train_run=f"after {after}", rules=Rules(timeout=0.0, rollouts_per_batch=2),
+                             columns=["rollout_id"], clock=Time().clock)  # fmt: skip
+        for _ in range(2):
+            assert following.next() is not None
+            before = sys.gettrace()
+            try:
+                sys.settrace(interrupt if interrupt.left > 0 else None)
+                following.commit()
+            except KeyboardInterrupt:
+                sys.settrace(None)
+                following.commit()
+            finally:
+                sys.settrace(before)
+        following.commit()
+        following.close()
+        rows = store.scan("uses", where=pc.field("train_run") == f"after {after}").read_all().to_pylist()
+        assert sorted(row["rollout_id"] for row in rows) == [*"abcd"], interrupt.line
+        assert len({row["train_step"] for row in rows}) == 2, interrupt.line
+        line = interrupt.line
+    assert after > 30
+
+
+class Elapsed(Exception):
+    """What the handler of an alarm raises."""
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_an_error_that_is_not_of_the_filter_but_comes_while_it_is_asked_is_not_blamed_on_it(
+    store: Store, at: int
+) -> None:
+    calls, failing = itertools.count(1), [True]
+
+    def handler(_: Any, levels: pa.Array) -> Any:
+        if next(calls) == at and failing.pop():
+            raise Elapsed("a minute")
+        return pc.equal(levels, "wrong") if "wrong" in levels.to_pylist() and 1 / 0 else pc.equal(levels, "hard")
+
+    level = pc.map_lookup(pc.field("metadata"), pa.scalar("level"), "first")
+    where = asked_of(f"levels_{at}", handler, level)
+    levels = ["hard", "easy", "wrong", "hard", "hard"]
+    write(store, *[rollout(f"r{n}", metadata={"level": level}) for n, level in enumerate(levels)])
+    following = follower(store, where=where, rollouts_per_batch=9)
+    with pytest.raises(Elapsed, match="a minute"):
+        following.next()
+    with pytest.raises(ValueError, match=r"'r2': division by zero$"):
+        following.next()
+    assert given(following) == [["r0", "r3", "r4"]]
+    following.commit()
+    assert {id_: said[0] for id_, said in record(store).items()} == {
+        "r0": "trained", "r1": "filtered", "r2": "discarded", "r3": "trained", "r4": "trained",
+    }  # fmt: skip
+    failing.append(True)
+    calls = itertools.count(at)
+    with pytest.raises(Elapsed):
+        RolloutLoader(store, where=where, rollouts_per_batch=9)
+
+
+def asked_of(name: str, function: Callable[[Any, pa.Array], Any], of: pc.Expression) -> pc.Expression:
+    """A filter that asks a function of one's own."""
+    pc.register_scalar_function(
+        function, name, {"summary": name, "description": ""}, {"levels": pa.string()}, pa.bool_()
+    )
+    return pc.Expression._call(name, [of])  # pyright: ignore[reportPrivateUsage]  # the only way to name one
 
 
 @pytest.mark.parametrize("said", [float("nan"), None, "7", True, 1 << 70, 1.5])

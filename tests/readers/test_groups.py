@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import random
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollstore.batch import collate
 from rollstore.diagnose.stats import stats
 from rollstore.losses import group_mean
 from rollstore.readers.duckdb import connect
-from rollstore.readers.torch import RolloutLoader
+from rollstore.readers.torch import RolloutFollower, RolloutLoader
 from rollstore.schema import Rollout
 from rollstore.store.store import Store
+from rollstore.store.store import open as open_store
 from tests.readers.samples import rollout, write
 
+THOROUGH = bool(os.environ.get("ROLLSTORE_THOROUGH"))
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -124,3 +133,60 @@ def test_an_extra_column_that_is_not_there_is_refused_when_the_loader_is_made(
     (batch,) = RolloutLoader(store, tokens_per_batch=99, extra={"weights": "x_weight"})
     weights = {name: batch.weights[batch.sequence == row].tolist() for row, name in enumerate(batch.rollout_ids)}
     assert weights == {"a": [0.5, 0, 1, 2], "b": [1, 1, 1, 1]}
+
+
+def wandering(chance: random.Random) -> list[Rollout]:
+    """Segments of rollouts in the order in which they are written.
+
+    A rollout is in the group that the first segment with a group says, in the step that the first with a step says;
+    what later ones say is anything. Members that say a size say the same one, and one that is finished does.
+    """
+    rows = [part("alone", 0, True, 1.0, group_id=None, group_size=None)]
+    for step, name in ((0, "g"), (0, "h"), (1, "g")):
+        size = chance.randint(1, 3)
+        for member in range(max(1, size - (chance.random() < 0.2))):
+            count, says_size = chance.choice((1, 1, 2, 3)), chance.random() < 0.7 or not member
+            finished = chance.random() < 0.9 or not member
+            first = {field: chance.randrange(count) for field in ("step", "group_id", "group_size")}
+            true = {"step": step, "group_id": name, "group_size": size if says_size else None}
+            later = {
+                "step": (0, 1, None),
+                "group_id": ("g", "h", None),
+                "group_size": (1, 2, 3) if says_size else (None,),
+            }
+            for segment in range(count):
+                said = {
+                    field: true[field] if segment == at else chance.choice(later[field]) if segment > at else None
+                    for field, at in first.items()
+                }
+                rows.append(part(f"{step}{name}{member}", segment, segment == count - 1 and finished, 1.0, **said))
+    chance.shuffle(rows)
+    return rows
+
+
+@settings(max_examples=300 if THOROUGH else 40)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_follower_gives_the_groups_of_the_loader_in_whatever_order_segments_come(seed: int) -> None:
+    chance, found = random.Random(seed), list[list[str]]()
+    rows = wandering(chance)
+    cuts = sorted(chance.sample(range(1, len(rows)), min(3, len(rows) - 1)))
+    rules: dict[str, Any] = {"rollouts_per_batch": 1, "whole_groups": True}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        store = open_store(folder, create=True)
+
+        def follow() -> RolloutFollower:
+            return stack.enter_context(closing(RolloutFollower(store, train_run="t", timeout=0.0, **rules)))
+
+        following = follow()
+        for begin, end in pairwise([0, *cuts, len(rows)]):
+            for one in rows[begin:end]:
+                write(store, one)
+            if chance.random() < 0.7 or end == len(rows):
+                found += [sorted({*batch.rollout_ids}) for batch in following]
+                following.commit()
+            if chance.random() < 0.3:
+                following.close()
+                following = follow()
+        whole = RolloutLoader(store, incomplete="leave_out", **rules)
+        assert sorted(found) == sorted(sorted({*batch.rollout_ids}) for batch in whole)
+        assert {row["disposition"] for row in store.scan("uses").read_all().to_pylist()} == {"trained"}
