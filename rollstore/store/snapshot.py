@@ -27,7 +27,7 @@ from rollstore.store.journal import JournalView, view_journal
 from rollstore.store.names import JOURNAL, PART, new_id, stem
 from rollstore.store.part import Orphan, Part, open_part
 from rollstore.store.statistics import Range, bounds, guarantees, union
-from rollstore.store.where import check_where
+from rollstore.store.where import check_names, check_where, kept
 
 if TYPE_CHECKING:
     from rollstore.store.index import Index
@@ -212,14 +212,10 @@ class Snapshot:
         """Rows as batches, parts first, in a fixed order; `where` skips parts by their statistics.
 
         Raises ValueError on an unknown column, TypeError where `where` is no filter over the columns, and while reading
-        CorruptionError.
+        CorruptionError, and ValueError where the filter fails on rows.
         """
         full = self.schema(table)
-        if isinstance(columns, str):
-            raise TypeError(f"columns: wanted a sequence of names, got the text {columns!r}")
-        names = list(full.names if columns is None else columns)
-        if unknown := [name for name in names if name not in full.names]:
-            raise ValueError(f"columns: {table} has no column {', '.join(map(repr, unknown))}")
+        names = check_names(columns, full.names, table)
         # The text of an expression names every column it looks at; a name found by chance is only read in vain.
         tested = [] if where is None else [name for name in full.names if name in str(where) and name not in names]
         wide = pa.schema([full.field(name) for name in [*names, *tested]], full.metadata)
@@ -236,8 +232,8 @@ class Snapshot:
                     if where is None:
                         yield fitted
                     else:
-                        kept = pa.Table.from_batches([fitted], wide).filter(where).select(names)
-                        yield from (piece for piece in kept.combine_chunks().to_batches() if piece.num_rows)
+                        found = kept(pa.Table.from_batches([fitted], wide), where, table).select(names)
+                        yield from (piece for piece in found.combine_chunks().to_batches() if piece.num_rows)
 
         return pa.RecordBatchReader.from_batches(narrow, rows())
 

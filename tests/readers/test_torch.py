@@ -439,6 +439,8 @@ def test_anchor_and_reference_come_from_the_named_evaluations(filled: Store) -> 
     for batch in RolloutLoader(filled, tokens_per_batch=30, anchor="anchor@7", reference="reference"):
         assert torch.equal(batch.anchor_logprobs, batch.behavior_logprobs - 1.0)
         assert torch.equal(batch.reference_logprobs, batch.behavior_logprobs - 2.0)
+    with pytest.raises(ValueError, match=r"^extra: anchor_logprobs: wanted a column or an evaluation, got both$"):
+        RolloutLoader(filled, tokens_per_batch=30, anchor="anchor@7", extra={"anchor_logprobs": "logprobs"})
     with pytest.raises(UnsupportedRecordError, match="'some': wanted log-probs of all 23 rows, 18 have none"):
         RolloutLoader(filled, tokens_per_batch=30, anchor="some")
     evaluate("some", everyone, 0.0)

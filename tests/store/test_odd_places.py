@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -165,9 +166,24 @@ def test_a_text_in_a_filter_may_look_like_anything(filled: Store) -> None:
         assert filled.scan("rollouts", ["rollout_id"], pc.field("rollout_id") == text).read_all().num_rows == 0
 
 
-def test_columns_are_names_and_not_a_text(filled: Store) -> None:
-    with pytest.raises(TypeError, match=r"^columns: wanted a sequence of names, got the text 'rollout_id'$"):
-        filled.scan("rollouts", "rollout_id")
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("rollout_id", "wanted a sequence of names, got 'rollout_id'"),
+        (5, "wanted a sequence of names, got 5"),
+        (["rollout_id", 5], "rollouts has no column 5"),
+        (["step", "rollout_id", "step"], "wanted each once, got 'step' more than once"),
+    ],
+)
+def test_columns_are_names_each_once(filled: Store, columns: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^columns: {said}$"):
+        filled.scan("rollouts", columns)
+
+
+def test_a_filter_that_fails_on_rows_is_named(filled: Store) -> None:
+    rows = filled.scan("rollouts", ["rollout_id"], pc.field("rollout_id").cast(pa.int64()) == 1)
+    with pytest.raises(ValueError, match=r"^where: .* fails on rows of rollouts: Failed to parse string: '.*' as a"):
+        rows.read_all()
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,16 @@ def check_extra(extra: Any) -> None:
 def check_columns(
     known: Sequence[str], columns: Iterable[str], extra: Mapping[str, str] | None, joined: Iterable[str] = ()
 ) -> None:
-    """Raises ValueError on names that are not among the known columns, or for `extra` the joined ones."""
+    """Raises ValueError on names that are not among the known columns, or for `extra` the joined ones, and on a field
+    that is to be both joined and read from another column."""
     for argument, names, there in (
         ("columns", columns, known),
         ("extra", (extra or {}).values(), (*known, *joined)),
     ):
         if absent := [name for name in names if name not in there]:
             raise ValueError(f"{argument}: rollouts has no column {', '.join(map(repr, absent))}")
+    if twice := [name for name in joined if (extra or {}).get(name, name) != name]:
+        raise ValueError(f"extra: {twice[0]}: wanted a column or an evaluation, got both")
 
 
 def check_types(known: pa.Schema, extra: Mapping[str, str] | None) -> None:
