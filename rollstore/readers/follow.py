@@ -131,7 +131,8 @@ class Follower:
 
     def commit(self, *, weight_version: int | None = None, recipe: str | None = None, **columns: Any) -> None:
         """The step is done and safe: record all that was given since the last commit as trained, and what was not
-        given with the reason. Survives power loss. Raises WriteError; then a later commit tries again.
+        given with the reason. Survives power loss. Raises WriteError; then a later commit tries again; StoreError where
+        another follower of the run began when this one did, as every rank would.
 
         columns: more of the step for each of its rows, as step_started_at, step_finished_at, sync_seconds.
         """

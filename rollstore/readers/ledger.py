@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollstore.errors import StoreError
 from rollstore.readers import arguments
 from rollstore.readers.arrow import dataset
 from rollstore.schema import TABLES
@@ -20,6 +21,9 @@ from rollstore.store.store import Store
 _OF_A_STEP = (
     "epoch", "weight_version", "anchor_version", "recipe", "step_started_at", "step_finished_at", "sync_seconds",
 )  # fmt: skip
+
+_CHECKED = 2
+"""So many commits look for another follower: two that commit at once see each other with the second."""
 
 _GROUP = ("run_id", "step", "group_id")
 
@@ -53,6 +57,7 @@ class Ledger:
         """whether rows of this step are with the writer, and may not survive power loss yet"""
         self._unsure = False
         """whether it is not known which of those collected are with the writer"""
+        self._written, self._commits = 0, 0
 
     def groups(self) -> set[tuple[Any, Any, Any]]:
         """(run_id, step, group_id) of what is done, each of the first segment that says it.
@@ -125,7 +130,8 @@ class Ledger:
     def commit(self, **columns: Any) -> None:
         """Write the rows collected as those of this step; they survive power loss. Without rows nothing happens.
 
-        columns: of a step, the same in each row. Raises ValueError, TypeError on others, WriteError, SchemaError.
+        columns: of a step, the same in each row. Raises ValueError, TypeError on others, WriteError, SchemaError, and
+        StoreError where another follower of the run began when this one did: nothing is written then.
         """
         _check(columns)
         if not self._rows and not self._unsafe:
@@ -137,25 +143,39 @@ class Ledger:
                 weakref.finalize(self, self._writer.close).atexit = False  # whoever lets go of a follower without close
             if self._unsure:
                 self._leave_out_written()
+            elif self._commits < _CHECKED:
+                self._check_alone()
             self._unsafe = self._unsure = True
             if self._rows:
                 self._writer.append(_table([*self._rows.values()], same))
             self._done.update(self._rows)
-            self._rows = {}
+            self._written, self._rows = self._written + len(self._rows), {}
             self._unsure = False
         self._writer.flush(sync=True)
-        self.step, self._unsafe = self.step + 1, False
+        self.step, self._commits, self._unsafe = self.step + 1, self._commits + 1, False
 
     def _leave_out_written(self) -> None:
         """Of what is collected, what a commit that was interrupted, or failed, wrote."""
         self._writer.flush()
-        of = {"train_run": self._run, "attempt": self.attempt, "train_step": self.step}
-        where = reduce(and_, (pc.field(name) == value for name, value in of.items()))
-        with self._store.snapshot() as snapshot:
-            written = dataset(snapshot, "uses").to_table(columns=["rollout_id"], filter=where)["rollout_id"].to_pylist()
+        written = self._of_attempt(pc.field("train_step") == self.step)
+        self._written += len(written)
         self._done.update(written)
         for id_ in written:
             self._rows.pop(id_, None)
+
+    def _check_alone(self) -> None:
+        """Every rank that follows, by mistake, began as the same attempt, and would be given everything."""
+        if len(self._of_attempt()) > self._written:
+            raise StoreError(
+                f"train_run {self._run!r}: wanted one follower at a time, got another that began as attempt "
+                f"{self.attempt} as well; one follows, and hands batches to the others"
+            )
+
+    def _of_attempt(self, *more: pc.Expression) -> list[str]:
+        """The ids that rows of this attempt name."""
+        where = reduce(and_, more, (pc.field("train_run") == self._run) & (pc.field("attempt") == self.attempt))
+        with self._store.snapshot() as snapshot:
+            return dataset(snapshot, "uses").to_table(columns=["rollout_id"], filter=where)["rollout_id"].to_pylist()
 
     def close(self) -> None:
         if self._writer is not None:

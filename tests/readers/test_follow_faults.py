@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from rollstore.errors import DuplicateError
+from rollstore.errors import DuplicateError, StoreError
 from rollstore.readers.follow import Follower, Rules
 from rollstore.readers.torch import RolloutFollower, RolloutLoader
 from rollstore.schema import Rollout
 from rollstore.store.store import Store
 from rollstore.store.store import open as open_store
-from tests.readers.samples import group, rollout, write
+from tests.readers.samples import SYSTEM, group, rollout, write
 from tests.readers.test_follow import Time, follower, given, record
 
 UNFINISHED = {"ending": "continued", "reward_status": "on_final_segment"}
@@ -443,6 +443,34 @@ def test_a_commit_that_is_interrupted_anywhere_and_tried_again_writes_each_row_o
         assert len({row["train_step"] for row in rows}) == 2, interrupt.line
         line = interrupt.line
     assert after > 30
+
+
+def test_two_followers_that_began_at_once_are_told_with_the_first_commit(store: Store) -> None:
+    write(store, rollout("a"), rollout("b"))
+    one, other = follower(store), follower(store)
+    assert one.next()["rollout_id"].to_pylist() == other.next()["rollout_id"].to_pylist() == ["a"]
+    one.commit()
+    said = r"^train_run 't': wanted one follower at a time, got another that began as attempt 0 as well; "
+    for _ in range(2):
+        with pytest.raises(StoreError, match=said):
+            other.commit()
+    assert one.next() is not None
+    one.commit()
+    one.close()
+    other.close()
+    assert [row["rollout_id"] for row in store.scan("uses").read_all().to_pylist()] == ["a", "b"]
+
+
+def test_two_followers_that_commit_at_once_are_told_with_the_second_commit(store: Store) -> None:
+    write(store, rollout("a"), rollout("b"))
+    one = follower(store)
+    assert one.next() is not None
+    one.commit()
+    rows = store.scan("uses").read_all()
+    store.append("uses", rows.drop_columns([name for name in SYSTEM if name in rows.column_names]))
+    assert one.next() is not None
+    with pytest.raises(StoreError, match="got another that began as attempt 0 as well"):
+        one.commit()
 
 
 class Elapsed(Exception):
