@@ -119,13 +119,18 @@ class Pending:
         """Into its group, as far as its segments say which. One that may yet be told to be in another waits alone for
         the segments that say so, where this one is closed."""
         key = rollout.key
-        if key not in self._closed or not rollout.settled:
-            key = rollout.id if key in self._closed else key
-            if key != unit.key:
-                self._leave(unit, rollout)
-                self._house(rollout, key)
+        if key in self._closed and rollout.settled:
+            self._drop_late(unit, rollout)
             return
-        ready = self._groups.get(key)
+        if key in self._closed:
+            key = rollout.id
+        if key != unit.key:
+            self._leave(unit, rollout)
+            self._house(rollout, key)
+
+    def _drop_late(self, unit: Unit, rollout: Rollout) -> None:
+        """It is on record with the others of its group, where these are not given yet."""
+        ready = self._groups.get(rollout.key)
         self._leave(unit, rollout)
         release([rollout])
         self._ledger.drop(rollout.id, "discarded", _LATE, self._clock.date(), None if ready is None else ready.dropped)
