@@ -11,8 +11,11 @@ from torch import Tensor
 from rollstore.batch.arguments import check_batch
 from rollstore.batch.denominator import refuse_unusable
 from rollstore.batch.padded import to_responses
-from rollstore.batch.token_batch import TokenBatch
+from rollstore.batch.token_batch import TokenBatch, divisible
 from rollstore.errors import UnsupportedRecordError
+
+LOGPROBS = ("behavior_logprobs", "anchor_logprobs", "reference_logprobs")
+"""Columns that a ratio divides by: a probability of 0 is as good as none."""
 
 
 def to_verl(
@@ -21,22 +24,22 @@ def to_verl(
     """The batch of a verl `DataProto` (verl 0.9): `DataProto.from_single_dict(to_verl(batch))`.
 
     prompts [B, P], responses [B, R]; input_ids, attention_mask, position_ids [B, P + R] int64; response_mask [B, R]
-    int64: actions with weight. float32 [B, R], 0 where there is no action: rollout_log_probs, the behavior's;
-    old_log_probs, the anchor's, and ref_log_prob, advantages, returns, values where the batch has them.
-    token_level_scores, with the reward at the last action of its rollout's last segment, where every row with an action
-    has one: a missing reward is no zero. Raises UnsupportedRecordError where a log-prob is missing or may be no
-    denominator, or a weight is neither 0 nor 1.
+    int64: actions with weight. float32 [B, R], 0 where there is none: rollout_log_probs, the behavior's; old_log_probs,
+    the anchor's, and ref_log_prob, advantages, returns, values where the batch has them. token_level_scores, with the
+    reward at the last action of its rollout's last segment, where every row with an action has one: a missing reward is
+    no zero. Raises UnsupportedRecordError where an action with weight lacks a log-prob or a finite value, a behavior
+    log-prob may be no denominator, a reward is infinite, or a weight is neither 0 nor 1.
     """
     parts = to_responses(batch, pad_id=pad_id, prompt_width=prompt_width, response_width=response_width)
     active = _active(batch)
     attention = torch.cat([parts.prompt_mask, parts.response_attention], 1).long()
     columns = {
         "rollout_log_probs": _behavior(batch, active),
-        "old_log_probs": batch.anchor_logprobs,
-        "ref_log_prob": batch.reference_logprobs,
-        "advantages": batch.advantages,
-        "returns": batch.returns,
-        "values": batch.values,
+        "old_log_probs": _column(batch, "anchor_logprobs", active),
+        "ref_log_prob": _column(batch, "reference_logprobs", active),
+        "advantages": _column(batch, "advantages", active),
+        "returns": _column(batch, "returns", active),
+        "values": _column(batch, "values", active),
         "token_level_scores": _scores(batch),
     }
     return {
@@ -46,7 +49,7 @@ def to_verl(
         "attention_mask": attention,
         "position_ids": parts.position_ids,
         "response_mask": parts.spread(active.long()),
-        **{name: parts.spread(column.float()) for name, column in columns.items() if column is not None},
+        **{name: parts.spread(column) for name, column in columns.items() if column is not None},
     }
 
 
@@ -56,17 +59,17 @@ def to_trl(
     """The inputs of TRL's `GRPOTrainer` to its loss (trl 1.16).
 
     prompt_ids, prompt_mask [B, P], completion_ids, completion_mask [B, R] int64; tool_mask [B, R] int64: actions with
-    weight. float32 [B, R]: sampling_per_token_logps, the behavior's, and advantages (required); old_per_token_logps,
-    the anchor's, and ref_per_token_logps where the batch has them. num_items_in_batch []: actions with weight.
-    Raises as `to_verl`, and ValueError without advantages.
+    weight. float32 [B, R], 0 where there is none: sampling_per_token_logps, the behavior's, and advantages (required);
+    old_per_token_logps, the anchor's, and ref_per_token_logps where the batch has them. num_items_in_batch []: actions
+    with weight. Raises as `to_verl`, and ValueError without advantages.
     """
     parts = to_responses(batch, pad_id=pad_id, prompt_width=prompt_width, response_width=response_width)
     active = _active(batch)
     columns = {
         "sampling_per_token_logps": _behavior(batch, active),
-        "advantages": _advantages(batch),
-        "old_per_token_logps": batch.anchor_logprobs,
-        "ref_per_token_logps": batch.reference_logprobs,
+        "advantages": _advantages(batch, active),
+        "old_per_token_logps": _column(batch, "anchor_logprobs", active),
+        "ref_per_token_logps": _column(batch, "reference_logprobs", active),
     }
     return {
         "prompt_ids": parts.prompts,
@@ -75,7 +78,7 @@ def to_trl(
         "completion_mask": parts.response_attention.long(),
         "tool_mask": parts.spread(active.long()),
         "num_items_in_batch": active.sum(),
-        **{name: parts.spread(column.float()) for name, column in columns.items() if column is not None},
+        **{name: parts.spread(column) for name, column in columns.items() if column is not None},
     }
 
 
@@ -98,11 +101,8 @@ def to_tinker(batch: TokenBatch) -> list[Datum]:
     batch.unshared("to_tinker")
     active = _active(batch)
     count, at = len(batch.tokens), batch.action_index
-    advantages, behavior = _advantages(batch), _behavior(batch, active)
-    columns = {
-        "logprobs": torch.zeros(count).index_put((at,), behavior.float().cpu()),
-        "advantages": torch.zeros(count).index_put((at,), torch.where(active, advantages, 0).float().cpu()),
-    }
+    given = {"logprobs": _behavior(batch, active), "advantages": _advantages(batch, active)}
+    columns = {name: torch.zeros(count).index_put((at,), column.cpu()) for name, column in given.items()}
     mask = torch.zeros(count, dtype=torch.bool).index_put((at,), active.cpu())
     tokens, bounds = batch.tokens.cpu(), batch.cu_seqlens.tolist()
     found: list[Datum] = []
@@ -122,31 +122,57 @@ def _active(batch: TokenBatch) -> Tensor:
 
 
 def _behavior(batch: TokenBatch, active: Tensor) -> Tensor:
-    """[A]: the log-probs that ratios are taken to; 0 for an action that does not count."""
+    """float32 [A]: the log-probs that ratios are taken to; 0 for an action that does not count."""
     refuse_unusable(batch)
-    missing = active & ~batch.recorded
+    return _counted(batch, "behavior_logprobs", batch.behavior_logprobs, active, batch.recorded)
+
+
+def _advantages(batch: TokenBatch, active: Tensor) -> Tensor:
+    found = _column(batch, "advantages", active)
+    if found is None:
+        raise ValueError("advantages: wanted a batch with them, as of rollstore.losses.group_zscore, got none")
+    return found
+
+
+def _column(batch: TokenBatch, name: str, active: Tensor) -> Tensor | None:
+    """float32 [A]: a column of floats; 0 for an action that does not count. None where the batch has none."""
+    values: Tensor | None = getattr(batch, name)
+    if values is None:
+        return None
+    if values.shape != active.shape:
+        raise ValueError(f"{name}: wanted one value an action {tuple(active.shape)}, got {tuple(values.shape)}")
+    values = values.float()
+    return _counted(batch, name, values, active, divisible(values) if name in LOGPROBS else values.isfinite())
+
+
+def _counted(batch: TokenBatch, name: str, values: Tensor, active: Tensor, usable: Tensor) -> Tensor:
+    """float32 [A]: the values of the actions that count, of which none may lack one; 0 for the others.
+
+    A trainer's mask does not hide a NaN: NaN times 0 is NaN.
+    """
+    missing = active & ~usable
     if bool(missing.any()):
         row = int(batch.sequence[missing][0])
+        what = "log-prob" if name in LOGPROBS else "finite value"
         raise UnsupportedRecordError(
-            f"rollout {batch.rollout_ids[row]!r}: wanted a log-prob of every action with weight, "
+            f"rollout {batch.rollout_ids[row]!r}: {name}: wanted a {what} of every action with weight, "
             f"{int(missing.sum())} have none: give them weight 0"
         )
-    return torch.where(active, batch.behavior_logprobs, 0)
-
-
-def _advantages(batch: TokenBatch) -> Tensor:
-    if batch.advantages is None:
-        raise ValueError("advantages: wanted a batch with them, as of rollstore.losses.group_zscore, got none")
-    return batch.advantages
+    return torch.where(active, values, 0).float()
 
 
 def _scores(batch: TokenBatch) -> Tensor | None:
-    """[A]: the reward at the last action of each rollout; None where one is missing."""
-    acting = torch.unique(batch.sequence)
-    if bool(batch.rewards[acting].isnan().any()):
+    """float32 [A]: the reward at the last action of each rollout; None where one is missing."""
+    acting, rewards = torch.unique(batch.sequence), batch.rewards.float()
+    infinite = acting[rewards[acting].isinf()]
+    if len(infinite):
+        row = int(infinite[0])
+        where = f"rollout {batch.rollout_ids[row]!r}: reward"
+        raise UnsupportedRecordError(f"{where}: wanted a finite float32, got {float(batch.rewards[row])}")
+    if bool(rewards[acting].isnan().any()):
         return None
     place = batch.segment[batch.sequence] * len(batch.tokens) + batch.position_ids[batch.action_index]
     owner = batch.rollout[batch.sequence]
     last = torch.full((int(batch.rollout.max()) + 1 if batch.rows else 0,), -1, device=place.device)
     last = last.scatter_reduce(0, owner, place, "amax")
-    return torch.where(place == last[owner], batch.rewards[batch.sequence], 0)
+    return torch.where(place == last[owner], rewards[batch.sequence], 0)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from rollstore.errors import DuplicateError, UnsupportedRecordError
 from rollstore.readers.arrow import dataset
 from rollstore.readers.filters import check_named
 from rollstore.readers.order import Ints
 from rollstore.readers.rows import PLACE, Reader
+from rollstore.readers.selection import ORIGIN, identity
 from rollstore.store.snapshot import Snapshot
 
 _KEY = ["rollout_id", "segment"]
+
+
+class Column(Protocol):
+    """A value for each row of a selection, given for the rows with some numbers. digest: of all that it can give."""
+
+    digest: str
+
+    def __call__(self, rows: Ints) -> pa.Array: ...
 
 
 class Logprobs:
@@ -23,7 +35,7 @@ class Logprobs:
         """rows: rollout_id and segment. Raises UnsupportedRecordError where a row has no such evaluation,
         DuplicateError where it has two."""
         self._reader = Reader(snapshot, "evaluations")
-        found = self._reader.index(["evaluation_id", *_KEY], lengths=None)
+        found = self._reader.index(["evaluation_id", *_KEY, *ORIGIN], lengths=None)
         found = found.filter(pc.field("evaluation_id") == evaluation_id)
         what = f"evaluation {evaluation_id!r}"
         row = matches(rows, found.select(_KEY), what)
@@ -33,7 +45,9 @@ class Logprobs:
                 f"{what}: wanted log-probs of all {rows.num_rows} rows, {len(missing)} have none, "
                 f"{id_!r} segment {segment} first"
             )
-        self._places: Ints = found[PLACE].to_numpy()[row]
+        found = found.take(pa.array(row))
+        self._places: Ints = found[PLACE].to_numpy()
+        self.digest = identity(found)
 
     def __call__(self, rows: Ints) -> pa.Array:
         """list<float32> [n] of the rows with these numbers."""
@@ -55,11 +69,26 @@ class Rewards:
         whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
         found = dataset(snapshot, "scores").to_table(columns=["rollout_id", "value"], filter=which & whole)
         place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")
+        if rows.num_rows and (place < 0).all():
+            raise UnsupportedRecordError(f"scores with {which}: wanted one for some of {rows.num_rows} rows, got none")
         self._values: pa.Array = found["value"].combine_chunks().take(pa.array(place, mask=place < 0))
+        known = pc.is_valid(self._values).to_numpy(zero_copy_only=False)
+        self.digest = xxhash.xxh3_128_hexdigest(known.tobytes() + pc.fill_null(self._values, 0).to_numpy().tobytes())
 
     def __call__(self, rows: Ints) -> pa.Array:
         """double [n] of the rows with these numbers."""
         return self._values.take(pa.array(rows))
+
+
+class Statuses:
+    """The reward_status of rows with such rewards."""
+
+    def __init__(self, rewards: Rewards) -> None:
+        self._rewards, self.digest = rewards, rewards.digest
+
+    def __call__(self, rows: Ints) -> pa.Array:
+        """string [n] of the rows with these numbers."""
+        return pc.if_else(pc.is_valid(self._rewards(rows)), "scored", "unscored")
 
 
 def matches(rows: pa.Table, others: pa.Table, what: str) -> Ints:

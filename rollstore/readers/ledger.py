@@ -25,6 +25,10 @@ _OF_A_STEP = (
 _CHECKED = 2
 """So many commits look for another follower: two that commit at once see each other with the second."""
 
+CONFLICT = "conflict: one segment came with different contents"
+UNFINISHED = "incomplete: unfinished"
+"""Reasons, or how they begin, of what says nothing for its group: that may have been open, or another one."""
+
 _GROUP = ("run_id", "step", "group_id")
 
 
@@ -40,7 +44,7 @@ class Ledger:
         self._store, self._run, self._date = store, train_run, date
         with store.snapshot() as snapshot:
             rows = dataset(snapshot, "uses").to_table(
-                columns=["attempt", "train_step", "rollout_id"], filter=pc.field("train_run") == train_run
+                columns=["attempt", "train_step", "rollout_id", "reason"], filter=pc.field("train_run") == train_run
             )
         attempts = pc.fill_null(rows["attempt"], 0)
         self.attempt: int = (pc.max(attempts).as_py() if rows.num_rows else -1) + 1
@@ -49,6 +53,9 @@ class Ledger:
             raise ValueError(f"resume_step: wanted at least 0, got {resume_step}")
         kept = rows.filter(_current(rows, attempts)).filter(pc.field("train_step") < self.step)
         self._done: set[str] = set(kept["rollout_id"].to_pylist())
+        silent = pc.or_(pc.starts_with(kept["reason"], CONFLICT), pc.starts_with(kept["reason"], UNFINISHED))
+        self._silent: set[str] = set(kept["rollout_id"].filter(pc.fill_null(silent, False)).to_pylist())
+        """of what is done: what says nothing for its group"""
         self._rows: dict[str, dict[str, Any]] = {}
         self._kept: set[str] = set()
         """of what was dropped: whose rows are kept elsewhere until `record`"""
@@ -62,10 +69,10 @@ class Ledger:
     def groups(self) -> set[tuple[Any, Any, Any]]:
         """(run_id, step, group_id) of what is done, each of the first segment that says it.
 
-        An id that is stored with one segment in two groups speaks for neither: which of them was given is not on
-        record. Raises CorruptionError.
+        What was unfinished, or came with different contents, says nothing for its group; nor does an id that is stored
+        with one segment in two groups: which of them was given is not on record. Raises CorruptionError.
         """
-        done = [*self._done, *self._rows]
+        done = [id_ for id_ in (*self._done, *self._rows) if id_ not in self._silent]
         if not done:
             return set()
         with self._store.snapshot() as snapshot:
@@ -121,6 +128,8 @@ class Ledger:
         if id_ in self:
             return
         row = {"rollout_id": id_, **columns}
+        silent = columns.get("reason", "").startswith((CONFLICT, UNFINISHED))
+        (self._silent.add if silent else self._silent.discard)(id_)
         if rows is None:
             self._rows[id_] = row
         else:

@@ -11,6 +11,9 @@ from rollstore.readers import arguments
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+ROUNDS = 16
+"""Rounds in which units are dealt out by what ranks have: what comes later is short, and many are even anyway."""
+
 BLOCKS = 32
 """Blocks of neighbours that make up a window: what is read from one place at a time is a 32nd of what is in memory."""
 
@@ -91,14 +94,23 @@ def steps(batches: int, world_size: int) -> int:
 def share(tokens: Ints, bounds: Ints, *, rank: int, world_size: int) -> Ints:
     """The units that one rank takes of a step, as places among the step's units, in their order. int64.
 
-    tokens [n]: tokens of the step's units; bounds [batches + 1]: the cuts among them, at most one batch a rank. Long
-    and short units are dealt out in turn, there and back, so that ranks wait less for one another, and none has more
-    than the largest cut; where the cuts are as even already, each takes its own. All ranks come to the same answer.
+    tokens [n]: tokens of the step's units; bounds [batches + 1]: the cuts among them, at most one batch a rank. Units
+    are dealt out from the longest to the shortest, one a rank in each round, so that ranks wait less for one another:
+    in the first rounds to the ranks in the order of what they have, the least first, later there and back. None has
+    more than the largest cut; where the cuts are as even already, each takes its own. All ranks come to the same
+    answer.
     """
     turn = np.arange(len(tokens))
     there = turn % world_size
+    longest = np.argsort(-tokens, kind="stable")
+    taker = np.where(turn // world_size % 2, world_size - 1 - there, there)
+    has = np.zeros(min(world_size, len(tokens)), np.int64)
+    for begin in range(0, min(len(tokens), ROUNDS * world_size), world_size) if len(tokens) > world_size else ():
+        own = np.argsort(has, kind="stable")[: len(tokens) - begin]
+        taker[begin : begin + world_size] = own
+        has[own] += tokens[longest[begin : begin + world_size]]
     dealt = np.empty(len(tokens), np.int64)
-    dealt[np.argsort(-tokens, kind="stable")] = np.where(turn // world_size % 2, world_size - 1 - there, there)
+    dealt[longest] = taker
     largest = np.bincount(dealt, weights=tokens).max(initial=0)
     longest_cut = np.add.reduceat(tokens, bounds[:-1]).max(initial=0) if len(bounds) > 1 else 0
     if largest >= longest_cut:

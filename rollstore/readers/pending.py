@@ -11,12 +11,11 @@ import pyarrow as pa
 from rollstore.errors import DuplicateError, RollstoreError
 from rollstore.readers import arguments
 from rollstore.readers.arrivals import Arrivals
-from rollstore.readers.ledger import Ledger
+from rollstore.readers.ledger import CONFLICT, UNFINISHED, Ledger
 from rollstore.readers.rules import Clock, Rules
 from rollstore.readers.waiting import Key, Rollout, Row, Unit, kept, release, rows_of, together
 
 _LATE = "late: its group was closed"
-_CONFLICT = "conflict: one segment came with different contents"
 _NAMED = 8
 """How many rollouts an error names."""
 
@@ -102,40 +101,41 @@ class Pending:
             return True
         unit = self._home.get(row.id)
         if unit is None:
-            unit = self._house(Rollout(id=row.id, since=self._look), row.id)
-        rollout = unit.members[row.id]
-        known = rollout.rows.get(row.segment)
-        if known is not None:
-            return known.equals(row) or self._contradict(unit, row.id)
-        if unit.enqueued_at is None:
-            rollout.add(row)
-            row.hold()
-            self._touched.add(unit.key)
-            if self._rules.whole_groups:
-                self._place(unit, rollout)
+            rollout = Rollout(id=row.id, since=self._look)
+        else:
+            rollout = unit.members[row.id]
+            known = rollout.rows.get(row.segment)
+            if known is not None:
+                return known.equals(row) or self._contradict(unit, row.id)
+            if unit.enqueued_at is not None:
+                return True
+        rollout.add(row)
+        row.hold()
+        self._place(rollout, unit)
         return True
 
-    def _place(self, unit: Unit, rollout: Rollout) -> None:
-        """Into its group, as far as its segments say which. One that may yet be told to be in another waits alone for
-        the segments that say so, where this one is closed."""
-        key = rollout.key
+    def _place(self, rollout: Rollout, unit: Unit | None) -> None:
+        """Out of what it is in, if anything, into its group, as far as its segments say which. One that may yet be told
+        to be in another waits alone for the segments that say so, where this one is closed."""
+        key = rollout.key if self._rules.whole_groups else rollout.id
         if key in self._closed and rollout.settled:
-            self._drop_late(unit, rollout)
+            self._leave(unit, [rollout])
+            self._drop_late(rollout)
             return
         if key in self._closed:
             key = rollout.id
-        if key != unit.key:
-            self._leave(unit, rollout)
+        if unit is None or key != unit.key:
+            self._leave(unit, [rollout])
             self._house(rollout, key)
+        self._touched.add(key)
 
-    def _drop_late(self, unit: Unit, rollout: Rollout) -> None:
+    def _drop_late(self, rollout: Rollout) -> None:
         """It is on record with the others of its group, where these are not given yet."""
         ready = self._groups.get(rollout.key)
-        self._leave(unit, rollout)
         release([rollout])
         self._ledger.drop(rollout.id, "discarded", _LATE, self._clock.date(), None if ready is None else ready.dropped)
 
-    def _house(self, rollout: Rollout, key: Key) -> Unit:
+    def _house(self, rollout: Rollout, key: Key) -> None:
         unit = self._coming.get(key)
         if unit is None:
             unit = self._coming[key] = Unit(key=key, number=self._units, since=rollout.since)
@@ -143,12 +143,13 @@ class Pending:
         unit.since, self._earliest = min(unit.since, rollout.since), min(self._earliest, rollout.since)
         unit.members[rollout.id] = rollout
         self._home[rollout.id] = unit
-        self._touched.add(key)
-        return unit
 
-    def _leave(self, unit: Unit, rollout: Rollout) -> None:
-        """It is no member of what is coming, which is as if it had never been one."""
-        del unit.members[rollout.id], self._home[rollout.id]
+    def _leave(self, unit: Unit | None, rollouts: Sequence[Rollout]) -> None:
+        """They are no members of what is coming, which is as if they had never been."""
+        if unit is None:
+            return
+        for rollout in rollouts:
+            del unit.members[rollout.id], self._home[rollout.id]
         self._touched.add(unit.key)
         if unit.members:
             unit.since = min(member.since for member in unit.members.values())
@@ -163,7 +164,7 @@ class Pending:
     def _contradict(self, unit: Unit, id_: str) -> Literal[False]:
         """Which of the two contents is right nobody knows: neither is given. The group is one that stays incomplete."""
         unit.contradict(id_)
-        self._drop(unit, [id_], "discarded", _CONFLICT)
+        self._drop(unit, [id_], "discarded", CONFLICT)
         self._touched.add(unit.key)
         if unit.key in self._groups:
             for other, reason in self._left_out(unit, complete=True).items():
@@ -183,9 +184,11 @@ class Pending:
         for key in self._touched & self._coming.keys():
             self._coming[key].count()
         complete = {key for key in self._touched & self._coming.keys() if self._coming[key].complete}
-        for key in (closing := complete | self._overdue()):
+        closing = complete | self._overdue()
+        for key in closing:
             self._set_apart(self._coming[key])
-        units = sorted((self._coming[key] for key in closing & self._coming.keys()), key=lambda unit: unit.number)
+        closing = (closing | self._overdue()) & self._coming.keys()
+        units = sorted((self._coming[key] for key in closing), key=lambda unit: unit.number)
         left_out = [self._left_out(unit, unit.key in complete) for unit in units]
         staying = [
             [one for id_, one in unit.members.items() if id_ not in out]
@@ -195,7 +198,7 @@ class Pending:
         self._touched.clear()
         for unit, reasons, said in zip(units, left_out, answers, strict=True):
             del self._coming[unit.key]
-            if not isinstance(unit.key, str):
+            if unit.finished and not isinstance(unit.key, str):  # others say nothing for it, here as on record
                 self._closed.add(unit.key)
             unit.enqueued_at = self._clock.date()
             for id_, reason in reasons.items():
@@ -219,9 +222,9 @@ class Pending:
 
     def _set_apart(self, unit: Unit) -> None:
         """Of a group that is closed what may yet be told to be in another waits alone, as long as it may."""
-        if not isinstance(unit.key, str):
-            for rollout in [one for one in unit.members.values() if not one.settled and not self._waited(one.since)]:
-                self._leave(unit, rollout)
+        if not isinstance(unit.key, str) and (unsettled := [one for one in unit.members.values() if not one.settled]):
+            self._leave(unit, unsettled)
+            for rollout in unsettled:
                 self._house(rollout, rollout.id)
 
     def _waited(self, since: float) -> bool:
@@ -245,7 +248,7 @@ class Pending:
             return {id_: _LATE for id_, member in unit.members.items() if not member.finished}
         what = f"its group has {unit.finished} of {unit.size}"
         return {
-            id_: f"incomplete: {what if member.finished else 'unfinished'} after {self._rules.group_wait} s"
+            id_: f"{f'incomplete: {what}' if member.finished else UNFINISHED} after {self._rules.group_wait} s"
             for id_, member in unit.members.items()
             if whole or not member.finished
         }

@@ -48,11 +48,11 @@ class Shared:
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The same as a function of (batch, head, query, key), for `create_block_mask` of FlexAttention; what lies
         beyond the nodes, where the length was padded, sees and is seen by itself alone."""
-        nodes, ends = len(self.ends), self.ends
+        nodes = len(self.ends)
+        ends = torch.cat([self.ends, self.ends.new_zeros(1)])  # of all that lies beyond: a subtree of nothing
 
         def mask_mod(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            inside = (key < nodes) & (query < nodes)
-            return (inside & _sees(query, key, ends[key.clamp(max=nodes - 1)])) | (query == key)
+            return _sees(query, key, ends[key.clamp(max=nodes)]) | (query == key)
 
         return mask_mod
 

@@ -20,7 +20,7 @@ from rollstore.schema.lazy import lazy
 from rollstore.store.snapshot import Snapshot
 
 _GROUP = ("run_id", "step", "group_id")
-_ORIGIN = ("written_by", "written_row")
+ORIGIN = ("written_by", "written_row")
 _VERSIONS = ("weight_version_min", "weight_version_max")
 _MEMBERS = ("group_size", "ending")
 _NAMED = 8
@@ -36,7 +36,7 @@ class Selection:
     `starts` int64 [units + 1]: where each unit begins among them; `tokens`, `rollouts` int64 [units]: how many it has;
     `names` [units]: the id of its first rollout. Units stand in the order in which they were first written, whatever
     has been sealed or compacted since. `snapshot` and `digest` identify all rows that there were, and those selected.
-    `late`: rollouts left out because members of their group are still missing.
+    `late`: rollouts left out because segments of theirs, or members of their group, are missing.
     """
 
     places: Ints
@@ -72,8 +72,9 @@ def select(
     """Select rollouts by their last segment, on which reward and ending stand.
 
     The condition looks at any scalar column; there, weight_version_min and weight_version_max are those of all
-    segments, unknown where one with actions has none. incomplete: groups of which fewer than group_size finished
-    rollouts are there, whatever the filters say of those that are: load what there is, or nothing of them. Raises
+    segments, unknown where one with actions has none. incomplete: rollouts of which a segment is missing or yet to
+    come, and groups of which fewer than group_size finished rollouts are there, whatever the filters say of those that
+    are: load what there is, or nothing of them. Raises
     DuplicateError where one (rollout_id, segment) is stored with different contents, ValueError or TypeError where the
     condition is none over scalar columns.
     """
@@ -89,7 +90,7 @@ def select(
             "rollout_id",
             "segment",
             *_GROUP,
-            *_ORIGIN,
+            *ORIGIN,
             *(_VERSIONS if {*_VERSIONS} & {*tested} else ()),
             *tested,
             *members,
@@ -102,7 +103,10 @@ def select(
     kept &= by_others(snapshot, ends["rollout_id"].combine_chunks(), filters)
     own = _placed(rows, rollout, last) if whole_groups else ends
     unit = _groups(own) if whole_groups else np.arange(len(last))
-    late = _late(own, unit) if incomplete == "leave_out" else np.zeros(len(last), bool)
+    late = np.zeros(len(last), bool)
+    if incomplete == "leave_out":
+        finished = _finished(rows, rollout, last)
+        late = ~finished | (_late(own, unit, finished) if whole_groups else False)
     missing = int((kept & late).sum())
     kept &= ~late
 
@@ -111,7 +115,7 @@ def select(
     owner = unit[rollout[order]]
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     new_rollout = np.diff(rollout[order], prepend=-1) != 0
-    everything = _digest(rows)
+    everything = identity(rows)
     return Selection(
         places=rows[PLACE].to_numpy()[order],
         keys=rows.select(["rollout_id", "segment"]).take(pa.array(order)),
@@ -146,9 +150,9 @@ def _once(snapshot: Snapshot, rows: pa.Table) -> tuple[pa.Table, Ints]:
             f"{len(found.conflicts)} in all, which `verify` lists"
         )
     # Arrow joins no table that holds a map, as metadata is one: only numbers of rows.
-    numbered = rows.select(_ORIGIN).append_column("row", pa.array(np.arange(rows.num_rows)))
+    numbered = rows.select(ORIGIN).append_column("row", pa.array(np.arange(rows.num_rows)))
     kept = np.ones(rows.num_rows, bool)
-    kept[numbered.join(found.left_out, keys=list(_ORIGIN), join_type="inner")["row"].to_numpy()] = False
+    kept[numbered.join(found.left_out, keys=list(ORIGIN), join_type="inner")["row"].to_numpy()] = False
     rows = rows.filter(pa.array(kept))
     return rows, _codes(rows["rollout_id"])
 
@@ -226,9 +230,14 @@ def _groups(rollouts: pa.Table) -> Ints:
     return group
 
 
-def _late(rollouts: pa.Table, group: Ints) -> npt.NDArray[np.bool_]:
+def _finished(rows: pa.Table, rollout: Ints, last: Ints) -> npt.NDArray[np.bool_]:
+    """Which rollouts are there from the first segment to one that none is to follow."""
+    ended = pc.fill_null(pc.not_equal(rows["ending"].take(pa.array(last)), "continued"), True).to_numpy()
+    return ended & (np.bincount(rollout) == rows["segment"].to_numpy()[last] + 1)
+
+
+def _late(rollouts: pa.Table, group: Ints, finished: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Which rollouts are in a group that lacks finished members. A group that says no size is as large as it is."""
-    finished = pc.fill_null(pc.not_equal(rollouts["ending"], "continued"), True).to_numpy()
     size = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
     np.maximum.at(size, group, pc.fill_null(rollouts["group_size"], 0).to_numpy())
     there = np.bincount(group, weights=finished, minlength=len(size))
@@ -239,7 +248,7 @@ def _sums(values: Ints, starts: Ints) -> Ints:
     return np.add.reduceat(values, starts).astype(np.int64) if len(starts) else np.zeros(0, np.int64)
 
 
-def _digest(rows: pa.Table) -> str:
+def identity(rows: pa.Table) -> str:
     """The identity of a set of rows: their origins, which neither sealing nor compaction changes."""
     encoded: Any = rows["written_by"].combine_chunks().dictionary_encode()
     state = xxhash.xxh3_128("\n".join(encoded.dictionary.to_pylist()).encode())

@@ -122,6 +122,11 @@ class Rollout:
         return self.id if group is None else (run, step, group)
 
     @property
+    def grouped(self) -> bool:
+        """Whether no segment that is missing can change its group_id."""
+        return self._saying[2] <= self._through
+
+    @property
     def settled(self) -> bool:
         """Whether no segment that is missing can change its key."""
         return max(self._saying[:3]) <= self._through or self.finished
@@ -138,8 +143,7 @@ class Rollout:
 
     @property
     def finished(self) -> bool:
-        last = max(self.rows)
-        return len(self.rows) == last + 1 and not self.rows[last].continued
+        return len(self.rows) == self._through and not self.rows[self._through - 1].continued
 
     @property
     def tokens(self) -> int:
@@ -230,7 +234,7 @@ class Unit:
 
     def contradict(self, id_: str) -> None:
         """A member, which is to be dropped, came with different contents."""
-        if self.members[id_].settled:  # else it may be one of another group, and this one may be whole without it
+        if self.members[id_].grouped:  # else it may be one of another group, and this one may be whole without it
             self.contradicted, self._said = self.contradicted + 1, max(self._said, self.members[id_].size)
 
     def measure(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tinker
 import torch
@@ -15,9 +17,11 @@ from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.grpo_trainer import GRPOTrainer, add_fused_lm_head
 
+import rollstore
 from rollstore.batch import TokenBatch, collate, to_padded, to_tinker, to_trl, to_verl
 from rollstore.errors import UnsupportedRecordError
 from rollstore.losses import ppo_clip, token_mean
+from rollstore.readers.torch import RolloutLoader
 from rollstore.schema import Rollout, Sampler, to_table
 
 torch.set_num_threads(1)
@@ -127,7 +131,8 @@ def test_what_a_trainer_cannot_know_to_be_wrong_is_refused(give: Any) -> None:
     missing = batch()
     missing.behavior_logprobs[1] = float("nan")
     with pytest.raises(
-        UnsupportedRecordError, match="rollout 'a': wanted a log-prob of every action with weight, 1 have"
+        UnsupportedRecordError,
+        match=r"^rollout 'a': behavior_logprobs: wanted a log-prob of every action with weight, 1 have none: give them",
     ):
         give(missing)
     give(replace(missing, weights=torch.tensor([1.0, 0.0, 1.0, 1.0])))
@@ -138,3 +143,61 @@ def test_what_a_trainer_cannot_know_to_be_wrong_is_refused(give: Any) -> None:
     if give is not to_verl:
         with pytest.raises(ValueError, match="advantages: wanted a batch with them"):
             give(batch(advantages=None))
+
+
+NAMES = {
+    "anchor_logprobs": {to_verl: "old_log_probs", to_trl: "old_per_token_logps"},
+    "reference_logprobs": {to_verl: "ref_log_prob", to_trl: "ref_per_token_logps"},
+    "advantages": {to_verl: "advantages", to_trl: "advantages", to_tinker: "advantages"},
+    "returns": {to_verl: "returns"},
+    "values": {to_verl: "values"},
+}
+HANDED_ON = [(column, give) for column, gives in NAMES.items() for give in gives]
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("column", "give"), HANDED_ON, ids=[f"{c} {g.__name__}" for c, g in HANDED_ON])
+def test_what_an_action_lacks_is_refused_where_it_counts_and_0_where_it_does_not(
+    column: str, give: Any, odd: float
+) -> None:
+    holed = batch(**{column: torch.tensor([-0.5, -0.5, -0.5, odd], dtype=torch.float64)})
+    what = "log-prob" if column.endswith("logprobs") else "finite value"
+    message = f"^rollout 'b': {column}: wanted a {what} of every action with weight, 1 have none: give them weight 0$"
+    with pytest.raises(UnsupportedRecordError, match=message):
+        give(holed)
+    found = give(replace(holed, weights=torch.tensor([1.0, 1.0, 0.0, 0.0])))
+    field = found[0].inputs["advantages"] if give is to_tinker else found[NAMES[column][give]]
+    assert field.dtype == torch.float32
+    assert field[field != 0].tolist() == [-0.5, -0.5]
+    if give is to_tinker:
+        assert found[1].inputs["advantages"].tolist() == [0]
+
+
+@pytest.mark.parametrize("give", [to_verl, to_trl, to_tinker])
+def test_a_column_of_another_length_is_never_spread_over_the_actions(give: Any) -> None:
+    with pytest.raises(ValueError, match=r"^advantages: wanted one value an action \(4,\), got \(1,\)$"):
+        give(batch(advantages=torch.tensor([1.0])))
+
+
+def test_log_probs_that_an_evaluation_lacks_are_no_anchor_of_a_trainer(tmp_path: Path) -> None:
+    store = rollstore.open(tmp_path / "store", create=True)
+    row = Rollout(
+        rollout_id="a", tokens=np.array([1, 2, 3]), action_mask=np.array([0, 1, 1], bool), ending="terminated",
+        logprobs=np.array([-1.0, -2.0], np.float32), logprob_kind="behavior", samplers=(Sampler(temperature=1.0),),
+    )  # fmt: skip
+    store.append("rollouts", [row])
+    columns = {"evaluation_id": ["E"], "rollout_id": ["a"], "segment": pa.array([0], pa.int32())}
+    store.append("evaluations", pa.table({**columns, "logprobs": pa.array([[-1.0, None]], pa.list_(pa.float32()))}))
+    (found,) = RolloutLoader(store, rollouts_per_batch=1, anchor="E")
+    with pytest.raises(UnsupportedRecordError, match=r"^rollout 'a': anchor_logprobs: wanted a log-prob of every "):
+        to_verl(found)
+    assert to_verl(replace(found, weights=torch.tensor([1.0, 0.0])))["old_log_probs"].tolist() == [[-1.0, 0.0]]
+
+
+@pytest.mark.parametrize("reward", [float("inf"), 1e300])
+def test_a_reward_that_a_trainer_cannot_average_is_refused(reward: float) -> None:
+    rewards = torch.tensor([1.0, reward], dtype=torch.float64)
+    with pytest.raises(
+        UnsupportedRecordError, match=r"^rollout 'b': reward: wanted a finite float32, got (inf|1e.300)$"
+    ):
+        to_verl(batch(rewards=rewards))

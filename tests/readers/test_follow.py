@@ -471,8 +471,9 @@ def test_rows_that_wait_keep_few_of_those_they_came_with_in_memory(store: Store)
     write(store, *[rollout(f"r{n}", tokens=4 + n % 5) for n in range(64)])
     (batch,) = store.scan("rollouts").read_all().combine_chunks().to_batches()
     rows = rows_of(batch)
-    arrived = [Arriving(id=row.id, since=0.0, rows={0: row}) for row in rows]
-    for row in rows:
+    arrived = [Arriving(id=row.id, since=0.0) for row in rows]
+    for one, row in zip(arrived, rows, strict=True):
+        one.add(row)
         row.hold()
     block = rows[0].block
     block.arrived()

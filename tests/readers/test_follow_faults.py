@@ -473,6 +473,48 @@ def test_two_followers_that_commit_at_once_are_told_with_the_second_commit(store
         one.commit()
 
 
+def test_a_conflict_of_a_rollout_that_is_not_all_there_closes_no_group_after_a_restart(store: Store) -> None:
+    of = {"group_id": "g", "group_size": 2}
+    with store.writer(run="run") as one, store.writer(run="run") as other:
+        one.append(rollout("a", segment=1, **{**of, **UNFINISHED}))
+        other.append(rollout("a", segment=1, tokens=9, **{**of, **UNFINISHED}))
+        one.flush()
+        other.flush()
+        first = follower(store, whole_groups=True)
+        with pytest.raises(DuplicateError, match="'a', segment 1"):
+            first.next()
+        first.commit()
+        first.close()
+        assert record(store)["a"][0] == "discarded"
+        second = follower(store, whole_groups=True)
+        one.append([rollout("b", **of), rollout("c", **of)])
+        one.flush()
+        assert given(second) == [["b", "c"]]
+
+
+def test_what_was_given_up_unfinished_closes_no_group_that_it_turns_out_to_be_in(store: Store) -> None:
+    time, rules = Time(), {"whole_groups": True, "group_wait": 5.0, "incomplete": "take"}
+    with store.writer(run="run") as writer:
+        writer.append(rollout("a", segment=1, group_id="g", group_size=2, step=1))
+        writer.flush()
+        first = follower(store, time, **rules)
+        assert first.next() is None
+        time.seconds += 6
+        assert first.next() is None
+        writer.append(rollout("a", group_id="h", group_size=3, **UNFINISHED))
+        writer.flush()
+        assert first.next() is None
+        first.commit()
+        first.close()
+        assert record(store)["a"] == ("discarded", "incomplete: unfinished after 5.0 s")
+        second = follower(store, time, **rules)
+        writer.append([rollout(name, group_id="h", group_size=3) for name in "bc"])
+        writer.flush()
+        assert second.next() is None
+        time.seconds += 6
+        assert second.next()["rollout_id"].to_pylist() == ["b", "c"]
+
+
 class Elapsed(Exception):
     """What the handler of an alarm raises."""
 

@@ -114,3 +114,13 @@ def test_long_and_short_units_are_dealt_out_evenly() -> None:
     parts = [share(tokens, np.array([0, 4, 8]), rank=rank, world_size=2) for rank in range(2)]
     assert [int(tokens[part].sum()) for part in parts] == [191, 185]
     assert all((np.diff(part) > 0).all() for part in parts), "in the order of the epoch"
+
+
+@pytest.mark.parametrize(("world", "each", "most"), [(4, 8, 1.02), (8, 50, 1.001), (64, 16, 1.02)])
+def test_ranks_have_about_as_many_tokens_where_lengths_have_a_long_tail(world: int, each: int, most: float) -> None:
+    tokens = np.exp(np.arange(world * each) / (world * each) * 3 + 4).astype(np.int64)
+    bounds = np.arange(0, world * each + 1, each)
+    parts = [share(tokens, bounds, rank=rank, world_size=world) for rank in range(world)]
+    assert {len(part) for part in parts} == {each}
+    sums = np.array([tokens[part].sum() for part in parts])
+    assert sums.max() < most * sums.mean()

@@ -110,7 +110,7 @@ def test_every_token_sees_exactly_what_came_before_it_in_its_row(rows: list[list
         assert parent == -1 if n == 0 else shared.batch.tokens[parent] == row[n - 1]
 
 
-@given(rows=ROWS.filter(bool))
+@given(rows=ROWS)
 def test_the_function_for_flex_attention_is_the_dense_mask_and_padding_sees_itself(rows: list[list[int]]) -> None:
     shared = share_prefixes(packed(*rows))
     nodes = len(shared.batch.tokens)
@@ -119,6 +119,13 @@ def test_the_function_for_flex_attention_is_the_dense_mask_and_padding_sees_itse
     found = shared.mask_mod()(zero, zero, place[:, None], place[None])
     assert torch.equal(found[:nodes, :nodes], shared.dense_mask())
     assert torch.equal(found[nodes:], (place[nodes:, None] == place[None]))
+
+
+def test_flex_attention_takes_a_batch_without_rows_padded_to_a_block() -> None:
+    shared = share_prefixes(packed())
+    assert shared.dense_mask().shape == (0, 0)
+    blocks = create_block_mask(shared.mask_mod(), None, None, 128, 128, device="cpu")
+    assert blocks.kv_num_blocks.item() + blocks.full_kv_num_blocks.item() == 1
 
 
 def heads(count: int, nodes: int) -> list[Tensor]:

@@ -174,7 +174,7 @@ def test_a_state_or_an_epoch_that_is_refused_changes_nothing(store: Store, prefe
         given.append(batch.rollout_ids)
         before = loader.state_dict(), loader.rollouts, len(loader)
         for refused, said in (
-            ({**state, "selection": "x"}, "where or whole_groups differ"),
+            ({**state, "selection": "x"}, "whole_groups or what is joined differs"),
             ({**state, "position": 99}, "wanted a position up to 20, got 99"),
             ({**state, "weights": 9}, "wanted rollouts to load, got none"),
         ):
@@ -337,7 +337,7 @@ def test_an_empty_selection_is_an_error(store: Store) -> None:
 def test_a_state_of_other_rows_or_another_selection_is_refused(filled: Store) -> None:
     state = RolloutLoader(filled, tokens_per_batch=30).state_dict()
     other = RolloutLoader(filled, tokens_per_batch=30, where=pc.field("reward") > 0)
-    with pytest.raises(StoreError, match="where or whole_groups differ"):
+    with pytest.raises(StoreError, match="whole_groups or what is joined differs"):
         other.load_state_dict(state)
     with pytest.raises(VersionError, match="at most version 2, got 9"):
         other.load_state_dict({**state, "version": 9})
@@ -501,6 +501,56 @@ def test_rewards_can_come_from_named_scores(store: Store) -> None:
     assert batch.rewards[[id_ == "a" for id_ in batch.rollout_ids]].tolist() == [0.25, 0.25]
     with pytest.raises(DuplicateError, match="wanted one row for each rollout_id"):
         RolloutLoader(store, tokens_per_batch=99, rewards=judge)
+    with pytest.raises(UnsupportedRecordError, match=r"wanted one for some of 4 rows, got none$"):
+        RolloutLoader(store, tokens_per_batch=99, rewards=pc.field("scorer") == "jugde")
+    (table,) = RolloutLoader(
+        store, tokens_per_batch=99, rewards=judge & (pc.field("repeat") == 0), make=as_arrow, columns=["reward_status"]
+    )
+    assert {row["rollout_id"]: (row["reward"], row["reward_status"]) for row in table.to_pylist()} == {
+        "a": (0.25, "scored"), "b": (0.5, "scored"), "c": (None, "unscored"),
+    }  # fmt: skip
+
+
+def test_a_state_and_ranks_are_of_what_is_joined_too(store: Store) -> None:
+    write(store, *[rollout(name) for name in "abc"])
+    judge, made = pc.field("scorer") == "judge", {"scorer": ["judge"], "value": [2.0], "status": ["scored"]}
+    store.append("scores", pa.table({"rollout_id": ["a"], **made}))
+    store.append(
+        "evaluations", evaluation("e", ["a", "b", "c"], logprobs=pa.array([[-0.5] * 4] * 3, pa.list_(pa.float32())))
+    )
+
+    def loader(rank: int = 0, **options: Any) -> RolloutLoader:
+        return RolloutLoader(store, rollouts_per_batch=1, rank=rank, world_size=2, **options)
+
+    first, anchored, plain = loader(rewards=judge), loader(anchor="e"), loader()
+    store.append("scores", pa.table({"rollout_id": ["b"], **made}))
+    second = loader(1, rewards=judge)
+    for one, other, said in (
+        (first, second, "rank 1: selection: wanted"),
+        (plain, loader(1, anchor="e"), r"rank 1: columns: wanted \[\] as on rank 0, got \['anchor_logprobs'\]"),
+        (plain, loader(1, heads=True), "rank 1: columns: wanted"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            check_ranks(one, lambda own, other=other: [own, other.terms()])
+    with pytest.raises(StoreError, match=r"or scores, evaluations or uses that they look at were written since$"):
+        second.load_state_dict(first.state_dict())
+    for same in (anchored, plain):
+        again = loader(anchor="e") if same is anchored else loader()
+        again.load_state_dict(same.state_dict())
+
+
+@pytest.mark.parametrize("named", ["head_tokens", "head_logprobs", "head_size"])
+def test_columns_that_mean_nothing_alone_are_read_together(uneven: Store, named: str) -> None:
+    def loader() -> RolloutLoader:
+        return RolloutLoader(uneven, rollouts_per_batch=1, columns=(named, "support_tokens"))
+
+    whole = {batch.rollout_ids[0]: batch for batch in loader()}
+    assert whole["r6"].heads is not None
+    assert whole["r6"].heads.tokens.tolist() == [5, 6]
+    resumed = loader()
+    resumed.load_state_dict(resumed.state_after(6))
+    (last,) = resumed
+    assert equal(last, whole[last.rollout_ids[0]])
 
 
 def test_a_slice_loads_as_the_same_rows_written_afresh(store: Store, tmp_path: Path) -> None:
@@ -668,6 +718,15 @@ def test_ranks_that_disagree_are_told_what_differs(filled: Store) -> None:
         agree(first, rank(1))
     with pytest.raises(ValueError, match="gather: wanted a function"):
         check_ranks(first)
+    for gather in ("all", lambda own: None, lambda own: [own, None]):
+        with pytest.raises(TypeError, match=r"^gather: wanted a"):
+            check_ranks(first, gather)  # pyright: ignore  the wrong type is the point
+    with pytest.raises(TypeError, match=r"^loader: wanted a RolloutLoader, got None$"):
+        check_ranks(None)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"^follow: wanted True or False, got 'x'$"):
+        RolloutLoader(filled, follow="x", rollouts_per_batch=1)  # pyright: ignore
+    with pytest.raises(ValueError, match=r"^state: wanted one of a loader without max_lag, got one at version 7$"):
+        rank(0).load_state_dict(rank(0, version=7, max_lag=9).state_dict())
 
 
 def test_ranks_ask_each_other_through_torchs_process_group(filled: Store, tmp_path: Path) -> None:

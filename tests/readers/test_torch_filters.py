@@ -155,8 +155,26 @@ def test_groups_that_lack_members_are_taken_as_they_are_or_left_out_whole(store:
     assert loaded(store, whole_groups=True, incomplete="leave_out", where=pc.field("reward") > 0.5) == [
         "full-1", "short-0", "short-1",
     ], "complete in the store, whatever the filter takes of it"  # fmt: skip
-    with pytest.raises(ValueError, match="incomplete: wanted whole_groups"):
-        loaded(store, incomplete="leave_out")
+
+
+def test_rollouts_that_lack_segments_are_taken_as_they_are_or_left_out(store: Store) -> None:
+    unfinished: dict[str, Any] = {"ending": "continued", "reward_status": "on_final_segment"}
+    write(store, rollout("open", **unfinished), rollout("whole", **unfinished), rollout("whole", segment=1))
+    write(store, rollout("hole", **unfinished), rollout("hole", segment=2), rollout("headless", segment=1))
+    of = {"group_id": "g", "group_size": 1}
+    write(
+        store,
+        rollout("g-0", **of),
+        rollout("g-1", **of, **unfinished),
+        rollout("h", segment=1, group_id="h", group_size=1),
+    )
+    assert sorted({*loaded(store)}) == ["g-0", "g-1", "h", "headless", "hole", "open", "whole"]
+    for groups in (False, True):
+        loader = RolloutLoader(store, tokens_per_batch=99, whole_groups=groups, incomplete="leave_out")
+        assert sorted({id_ for batch in loader for id_ in batch.rollout_ids}) == ["g-0", "whole"]
+        assert loader.late == 5
+    write(store, rollout("hole", segment=1, **unfinished), rollout("open", segment=1))
+    assert sorted({*loaded(store, incomplete="leave_out")}) == ["g-0", "hole", "open", "whole"]
 
 
 def test_raw_arrow_batches_have_the_same_rows_in_the_same_order(store: Store) -> None:

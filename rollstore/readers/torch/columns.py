@@ -18,6 +18,12 @@ COLUMNS = (
 """Unless more is asked for."""
 
 HEADS = ("head_size", "head_counts", "head_tokens", "head_logprobs")
+TOGETHER = (
+    HEADS,
+    ("support_counts", "support_tokens"),
+    ("routed_experts", "routed_start", "routed_count", "routed_layers", "routed_k"),
+)
+"""Columns of which none can be understood without the others."""
 
 
 def as_arrow(table: pa.Table) -> pa.Table:
@@ -27,14 +33,20 @@ def as_arrow(table: pa.Table) -> pa.Table:
 
 def asked(columns: Iterable[str], heads: bool, extra: Mapping[str, str] | None, joined: Iterable[str] = ()) -> set[str]:
     """The fields of a batch that are asked for, and so are never None, whatever the rows of one batch have."""
-    read = {*columns}
+    read = {*understood(columns)}
     return {
         *(name for name in extra or () if name in OPTIONAL),
         *joined,
-        *(["heads"] if heads else []),
+        *(["heads"] if heads or {*HEADS} <= read else []),
         *(["support"] if "support_tokens" in read else []),
         *(["routed_experts"] if "routed_experts" in read else []),
     }
+
+
+def understood(columns: Iterable[str]) -> tuple[str, ...]:
+    """These columns, each with those that it cannot be understood without."""
+    named = tuple(columns)
+    return tuple(dict.fromkeys([*named, *(name for group in TOGETHER if {*group} & {*named} for name in group)]))
 
 
 def check_extra(extra: Any) -> None:

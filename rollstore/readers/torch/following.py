@@ -22,6 +22,7 @@ from rollstore.readers.torch.columns import (
     check_extra,
     check_sampler,
     check_types,
+    understood,
 )
 from rollstore.readers.torch.pinned import pins
 from rollstore.store.store import Store
@@ -69,7 +70,8 @@ class RolloutFollower(IterableDataset[Any]):
             schema = snapshot.schema("rollouts")
         check_columns(schema.names, columns, extra)
         check_types(schema, extra)
-        read = [*dict.fromkeys([*COLUMNS, *columns, *(HEADS if heads else ()), *(extra or {}).values()])]
+        more = columns if make else understood(columns)
+        read = [*dict.fromkeys([*COLUMNS, *more, *(HEADS if heads else ()), *(extra or {}).values()])]
         self._start = partial(Follower, store, train_run=train_run, rules=Rules(**rules), columns=read, clock=clock)
         always = asked(columns, heads, extra)
         plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform, always=always)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from rollstore.batch import TokenBatch
 from rollstore.readers.filters import Filters
@@ -19,6 +20,7 @@ from rollstore.readers.plan import Plan
 from rollstore.readers.selection import Selection
 from rollstore.readers.torch.ahead import Pool, in_order, pieces
 from rollstore.readers.torch.windows import Kept, Source, Window, Windows
+from rollstore.schema.lazy import lazy
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +31,13 @@ class Chosen:
     selection: Selection
     fits: npt.NDArray[np.bool_]
     source: Source
+
+    @lazy
+    def digest(self) -> str:
+        """What a state is of: the selection, and what is joined to it."""
+        joined = [f"{name} {column.digest}" for name, column in self.source.joined.items()]
+        of = self.selection.digest
+        return xxhash.xxh3_128_hexdigest("\n".join([of, *joined]).encode()) if joined else of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from rollstore.errors import StoreError
 from rollstore.readers import arguments
 from rollstore.readers.arrow import Lease
 from rollstore.readers.filters import Filters
-from rollstore.readers.joined import Logprobs, Rewards
+from rollstore.readers.joined import Logprobs, Rewards, Statuses
 from rollstore.readers.plan import Plan, plan
 from rollstore.readers.rows import Reader
 from rollstore.readers.selection import Incomplete, select
@@ -31,6 +31,7 @@ from rollstore.readers.torch.columns import (
     check_extra,
     check_sampler,
     check_types,
+    understood,
 )
 from rollstore.readers.torch.following import RolloutFollower
 from rollstore.readers.torch.iteration import Chosen, Iteration
@@ -69,8 +70,8 @@ class RolloutLoader(IterableDataset[Any]):
         row, or none. max_uses: leaves out rollouts that were trained on so often. version, max_lag: and those whose
         oldest action is of weights more than max_lag before version, or of unknown ones.
     whole_groups: rollouts of a group (run_id, step, group_id, each of the first segment that has one) come in one
-        batch; of an incomplete one (fewer finished members than its group_size) those that are there, or with
-        incomplete="leave_out" none, counted in `late`.
+        batch. incomplete: of a rollout that lacks segments or is continued in none, and of a group with fewer finished
+        members than its group_size, what is there ("take"), or nothing ("leave_out"), counted in `late`.
     oversize: what to do with a rollout (or whole group) above tokens_per_batch: "raise", or "skip" and count it in
         `skipped`.
     heads: read the top-k heads. columns: more columns to read, as `("support_counts", "support_tokens")`. extra: field
@@ -92,6 +93,7 @@ class RolloutLoader(IterableDataset[Any]):
     """
 
     def __new__(cls, *args: Any, follow: bool = False, **options: Any) -> Any:
+        arguments.flag("follow", follow)
         return RolloutFollower(*args, **options) if follow else super().__new__(cls)
 
     def __init__(  # pyright: ignore[reportInconsistentConstructor]  # with follow, __new__ makes something else
@@ -144,8 +146,6 @@ class RolloutLoader(IterableDataset[Any]):
         for name, value in (("anchor", anchor), ("reference", reference)):
             arguments.text(name, "-" if value is None else value)
         arguments.function("make", make)
-        if incomplete == "leave_out" and not whole_groups:
-            raise ValueError("incomplete: wanted whole_groups with 'leave_out': only whole groups can lack members")
         columns = arguments.names("columns", columns)
         check_extra(extra)
         check_sampler(sampler, trainer_transform)
@@ -163,7 +163,7 @@ class RolloutLoader(IterableDataset[Any]):
         )  # fmt: skip
         self._reader = Reader(held)
         joined = [*compress(JOINED, (anchor, reference))]
-        self._columns = self._read(columns, heads, extra or {}, joined)
+        self._columns = self._read(columns if make else understood(columns), heads, extra or {}, joined)
         self._joins = (anchor, reference, rewards)
         always = asked(columns, heads, extra, joined)
         how: dict[str, Any] = {"columns": extra, "sampler": sampler, "trainer_transform": trainer_transform}
@@ -203,7 +203,7 @@ class RolloutLoader(IterableDataset[Any]):
         )
         if not len(chosen.tokens):
             asked = str(filters)
-            late = f"; {chosen.late} of incomplete groups were left out" if chosen.late else ""
+            late = f"; {chosen.late} that are incomplete, or whose group is, were left out" if chosen.late else ""
             raise StoreError(
                 f"{self._path}: wanted rollouts to load, got none{f' with {asked}' if asked else ''}{late}"
             )
@@ -217,7 +217,9 @@ class RolloutLoader(IterableDataset[Any]):
             if evaluation is not None
         }
         if rewards is not None:
-            joined["reward"] = Rewards(self._snapshot, chosen.keys, rewards)
+            joined["reward"] = given = Rewards(self._snapshot, chosen.keys, rewards)
+            if "reward_status" in self._columns:
+                joined["reward_status"] = Statuses(given)
         fields = {} if self._pack is None else {"spans": SPANS}
         source = Source(reader=self._reader, columns=self._columns, fields=fields, joined=joined, pack=self._pack)
         return Chosen(filters=filters, selection=chosen, fits=~over, source=source)
@@ -239,7 +241,7 @@ class RolloutLoader(IterableDataset[Any]):
 
     @property
     def late(self) -> int:
-        """Rollouts left out because their group is incomplete."""
+        """Rollouts left out because they, or their group, are incomplete."""
         return self._chosen.selection.late
 
     def __len__(self) -> int:
@@ -335,7 +337,9 @@ class RolloutLoader(IterableDataset[Any]):
         """What ranks must agree on, and the rank, which must differ: for `check_ranks`."""
         limits = {"tokens_per_batch": self._budget, "rollouts_per_batch": self._most}
         # What makes the number of steps differ comes before it: the first difference is the one that is told.
-        return {"rank": self._rank, "world_size": self._world_size, **limits, **self.state_dict(), "steps": len(self)}
+        more = sorted({*self._columns, *self._chosen.source.joined} - {*COLUMNS})
+        own = {"rank": self._rank, "world_size": self._world_size, **limits, "columns": more}
+        return {**own, **self.state_dict(), "steps": len(self)}
 
     def _state(self, epoch: int, position: int) -> dict[str, Any]:
         info = get_worker_info()
@@ -345,7 +349,7 @@ class RolloutLoader(IterableDataset[Any]):
             own = {"workers": info.num_workers, "worker": info.id, "ahead": ahead}
         return State(
             snapshot=self._chosen.selection.snapshot,
-            selection=self._chosen.selection.digest,
+            selection=self._chosen.digest,
             seed=self._seed,
             window=self._window,
             epoch=epoch,
@@ -370,11 +374,13 @@ class RolloutLoader(IterableDataset[Any]):
             )
         if found.snapshot != (own := self._chosen.selection.snapshot):
             raise StoreError(f"state: wanted one of snapshot {own}, got {found.snapshot}: the store has other rows now")
+        if found.weights is not None and self._chosen.filters.version is None:
+            raise ValueError(f"state: wanted one of a loader without max_lag, got one at version {found.weights}")
         chosen = self._at(found.weights)
-        if found.selection != chosen.selection.digest:
+        if found.selection != chosen.digest:
             raise StoreError(
-                f"state: wanted one of selection {chosen.selection.digest}, got {found.selection}: "
-                "where or whole_groups differ, or another filter"
+                f"state: wanted one of selection {chosen.digest}, got {found.selection}: a filter, whole_groups or "
+                "what is joined differs, or scores, evaluations or uses that they look at were written since"
             )
         if found.position > (count := len(chosen.selection.tokens)):
             raise ValueError(f"state: wanted a position up to {count}, got {found.position}")

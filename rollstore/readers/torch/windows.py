@@ -13,13 +13,12 @@ import xxhash
 
 from rollstore.batch import TokenBatch
 from rollstore.batch.packer import Packer
+from rollstore.readers.joined import Column
 from rollstore.readers.order import Ints
 from rollstore.readers.rows import Reader
 from rollstore.schema.lazy import lazy
 
 Pack: TypeAlias = Callable[[pa.Table], Packer]
-Column: TypeAlias = Callable[[Ints], pa.Array]
-"""Numbers of rows of the selection -> a value for each."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
