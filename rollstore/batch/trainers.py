@@ -24,11 +24,12 @@ def to_verl(
     """The batch of a verl `DataProto` (verl 0.9): `DataProto.from_single_dict(to_verl(batch))`.
 
     prompts [B, P], responses [B, R]; input_ids, attention_mask, position_ids [B, P + R] int64; response_mask [B, R]
-    int64: actions with weight. float32 [B, R], 0 where there is none: rollout_log_probs, the behavior's; old_log_probs,
-    the anchor's, and ref_log_prob, advantages, returns, values where the batch has them. token_level_scores, with the
-    reward at the last action of its rollout's last segment, where every row with an action has one: a missing reward is
-    no zero. Raises UnsupportedRecordError where an action with weight lacks a log-prob or a finite value, a behavior
-    log-prob may be no denominator, a reward is infinite, or a weight is neither 0 nor 1.
+    int64: actions with weight. float32 [B, R], 0 where there is none: rollout_log_probs, the behavior's;
+    old_log_probs, the anchor's, and ref_log_prob, advantages, returns, values where the batch has them.
+    token_level_scores, with the reward at the last action with weight of its rollout (the last of all, where none
+    has), where every row with an action has one: a missing reward is no zero. Raises UnsupportedRecordError where
+    an action with weight lacks a log-prob or a finite value, a behavior log-prob may be no denominator, a reward is
+    infinite, or a weight is neither 0 nor 1.
     """
     parts = to_responses(batch, pad_id=pad_id, prompt_width=prompt_width, response_width=response_width)
     active = _active(batch)
@@ -40,7 +41,7 @@ def to_verl(
         "advantages": _column(batch, "advantages", active),
         "returns": _column(batch, "returns", active),
         "values": _column(batch, "values", active),
-        "token_level_scores": _scores(batch),
+        "token_level_scores": _scores(batch, active),
     }
     return {
         "prompts": parts.prompts,
@@ -161,8 +162,9 @@ def _counted(batch: TokenBatch, name: str, values: Tensor, active: Tensor, usabl
     return torch.where(active, values, 0).float()
 
 
-def _scores(batch: TokenBatch) -> Tensor | None:
-    """float32 [A]: the reward at the last action of each rollout; None where one is missing."""
+def _scores(batch: TokenBatch, active: Tensor) -> Tensor | None:
+    """float32 [A]: the reward at the last action with weight of each rollout, at its last one where none has; None
+    where one is missing. Advantages that are counted back from the end do not cross an action that does not count."""
     acting, rewards = torch.unique(batch.sequence), batch.rewards.float()
     infinite = acting[rewards[acting].isinf()]
     if len(infinite):
@@ -171,7 +173,9 @@ def _scores(batch: TokenBatch) -> Tensor | None:
         raise UnsupportedRecordError(f"{where}: wanted a finite float32, got {float(batch.rewards[row])}")
     if bool(rewards[acting].isnan().any()):
         return None
-    place = batch.segment[batch.sequence] * len(batch.tokens) + batch.position_ids[batch.action_index]
+    within = int(batch.segment.max()) + 1 if batch.rows else 0
+    segment = active * within + batch.segment[batch.sequence]  # as if those with weight came later
+    place = segment * len(batch.tokens) + batch.position_ids[batch.action_index]
     owner = batch.rollout[batch.sequence]
     last = torch.full((int(batch.rollout.max()) + 1 if batch.rows else 0,), -1, device=place.device)
     last = last.scatter_reduce(0, owner, place, "amax")

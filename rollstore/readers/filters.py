@@ -84,7 +84,9 @@ def check_scalar(where: pc.Expression, schema: pa.Schema) -> None:
     try:
         check_where(where, pa.schema([column for column in schema if column.name not in lists]), "rollouts")
     except ValueError:
-        named = next((name for name in lists if name in str(where)), "one")
+        named = next((name for name in lists if name in str(where)), None)
+        if named is None:
+            raise
         raise ValueError(f"where: wanted scalar columns of rollouts, got the list {named!r}") from None
 
 
@@ -121,6 +123,15 @@ def asked(rows: pa.Table, where: pc.Expression) -> Ints | Exception:
     return errors[-1]
 
 
+def rows_of(snapshot: Snapshot, table: str, columns: list[str], which: pc.Expression, name: str) -> pa.Table:
+    """The rows of a table that a condition keeps, which the caller knows by a name. Raises ValueError where it fails on
+    them."""
+    try:
+        return dataset(snapshot, table).to_table(columns=columns, filter=which)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{name}: {which} fails on rows of {table}: {error}") from error
+
+
 def answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
     """Whether a condition keeps each row, or the error it ends in there; otherwise as `asked`."""
     return [*_answers(rows, where)]
@@ -151,7 +162,7 @@ def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bo
     for name, wanted, tables in (("having", True, filters.having), ("without", False, filters.without)):
         for table, which in tables.items():
             check_named(name, which, snapshot, table)
-            ids = dataset(snapshot, table).to_table(columns=["rollout_id"], filter=which)["rollout_id"].combine_chunks()
+            ids = rows_of(snapshot, table, ["rollout_id"], which, name)["rollout_id"].combine_chunks()
             found = pc.is_in(rollout_ids, value_set=ids.unique()).to_numpy(zero_copy_only=False)
             kept &= found if wanted else ~found
     if filters.max_uses is not None:

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError, UnsupportedRecordError
-from rollstore.readers.arrow import dataset
-from rollstore.readers.filters import check_named
+from rollstore.readers.filters import check_named, rows_of
 from rollstore.readers.order import Ints
 from rollstore.readers.rows import PLACE, Reader
 from rollstore.readers.selection import ORIGIN, identity
@@ -21,9 +20,10 @@ _KEY = ["rollout_id", "segment"]
 
 
 class Column(Protocol):
-    """A value for each row of a selection, given for the rows with some numbers. digest: of all that it can give."""
+    """A value for each row of a selection, given for the rows with some numbers. digest: of all that it can give; none
+    where that follows from another column."""
 
-    digest: str
+    digest: str | None
 
     def __call__(self, rows: Ints) -> pa.Array: ...
 
@@ -47,7 +47,7 @@ class Logprobs:
             )
         found = found.take(pa.array(row))
         self._places: Ints = found[PLACE].to_numpy()
-        self.digest = identity(found)
+        self.digest: str | None = identity(found)
 
     def __call__(self, rows: Ints) -> pa.Array:
         """list<float32> [n] of the rows with these numbers."""
@@ -67,13 +67,14 @@ class Rewards:
         which of several repeats or versions is the reward is for the caller to say."""
         check_named("rewards", which, snapshot, "scores")
         whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
-        found = dataset(snapshot, "scores").to_table(columns=["rollout_id", "value"], filter=which & whole)
+        found = rows_of(snapshot, "scores", ["rollout_id", "value"], which & whole, "rewards")
         place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")
         if rows.num_rows and (place < 0).all():
             raise UnsupportedRecordError(f"scores with {which}: wanted one for some of {rows.num_rows} rows, got none")
         self._values: pa.Array = found["value"].combine_chunks().take(pa.array(place, mask=place < 0))
         known = pc.is_valid(self._values).to_numpy(zero_copy_only=False)
-        self.digest = xxhash.xxh3_128_hexdigest(known.tobytes() + pc.fill_null(self._values, 0).to_numpy().tobytes())
+        values = pc.fill_null(self._values, 0).to_numpy()
+        self.digest: str | None = xxhash.xxh3_128_hexdigest(known.tobytes() + values.tobytes())
 
     def __call__(self, rows: Ints) -> pa.Array:
         """double [n] of the rows with these numbers."""
@@ -84,7 +85,8 @@ class Statuses:
     """The reward_status of rows with such rewards."""
 
     def __init__(self, rewards: Rewards) -> None:
-        self._rewards, self.digest = rewards, rewards.digest
+        self._rewards = rewards
+        self.digest: str | None = None
 
     def __call__(self, rows: Ints) -> pa.Array:
         """string [n] of the rows with these numbers."""

@@ -43,7 +43,7 @@ def check_names(columns: Any, known: Sequence[str], table: str) -> list[str]:
     ValueError on those that `known` lacks and those that come twice."""
     if columns is None:
         return [*known]
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
+    if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
         raise TypeError(f"columns: wanted a sequence of names, got {columns!r}")
     names: list[Any] = [*columns]  # pyright: ignore[reportUnknownArgumentType]
     if unknown := [name for name in names if name not in known]:

@@ -88,7 +88,15 @@ def test_the_score_of_several_segments_stands_once() -> None:
         )
         for n in range(3)
     ]  # fmt: skip
-    assert to_verl(collate(to_table(rows)))["token_level_scores"].tolist() == [[0, 0], [0, 0], [0, 0.5]]
+    loaded = collate(to_table(rows))
+    for weights, where in (
+        ([1, 1, 1, 1, 1, 1], [[0, 0], [0, 0], [0, 0.5]]),
+        ([1, 1, 1, 1, 1, 0], [[0, 0], [0, 0], [0.5, 0]]),
+        ([1, 1, 1, 0, 0, 0], [[0, 0], [0.5, 0], [0, 0]]),
+        ([0, 0, 0, 0, 0, 0], [[0, 0], [0, 0], [0, 0.5]]),
+    ):
+        weighted = replace(loaded, weights=torch.tensor(weights, dtype=torch.float32))
+        assert to_verl(weighted)["token_level_scores"].tolist() == where
 
 
 def test_trls_own_loss_of_these_inputs_is_ours() -> None:

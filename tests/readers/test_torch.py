@@ -509,6 +509,14 @@ def test_rewards_can_come_from_named_scores(store: Store) -> None:
     assert {row["rollout_id"]: (row["reward"], row["reward_status"]) for row in table.to_pylist()} == {
         "a": (0.25, "scored"), "b": (0.5, "scored"), "c": (None, "unscored"),
     }  # fmt: skip
+    first = RolloutLoader(store, tokens_per_batch=99, rewards=judge & (pc.field("repeat") == 0))
+    first.load_state_dict(RolloutLoader(
+        store, tokens_per_batch=99, rewards=judge & (pc.field("repeat") == 0), columns=["reward_status"]
+    ).state_dict())  # fmt: skip
+    fails = pc.field("scorer").cast(pa.int64()) > 2
+    for name, options in (("rewards", {"rewards": fails}), ("having", {"having": {"scores": fails}})):
+        with pytest.raises(ValueError, match=rf"^{name}: .* fails on rows of scores: Failed to parse string: 'judge'"):
+            RolloutLoader(store, tokens_per_batch=99, **options)
 
 
 def test_a_state_and_ranks_are_of_what_is_joined_too(store: Store) -> None:
@@ -526,8 +534,9 @@ def test_a_state_and_ranks_are_of_what_is_joined_too(store: Store) -> None:
     store.append("scores", pa.table({"rollout_id": ["b"], **made}))
     second = loader(1, rewards=judge)
     for one, other, said in (
-        (first, second, "rank 1: selection: wanted"),
-        (plain, loader(1, anchor="e"), r"rank 1: columns: wanted \[\] as on rank 0, got \['anchor_logprobs'\]"),
+        (first, second, "rank 1: joined: wanted"),
+        (plain, loader(1, extra={"weights": "logprobs"}), "rank 1: extra: wanted"),
+        (plain, loader(1, anchor="e"), r"joined: wanted \[\] as on rank 0, got \['anchor_logprobs [0-9a-f]+'\]"),
         (plain, loader(1, heads=True), "rank 1: columns: wanted"),
     ):
         with pytest.raises(StoreError, match=said):
@@ -725,8 +734,10 @@ def test_ranks_that_disagree_are_told_what_differs(filled: Store) -> None:
         check_ranks(None)  # pyright: ignore
     with pytest.raises(TypeError, match=r"^follow: wanted True or False, got 'x'$"):
         RolloutLoader(filled, follow="x", rollouts_per_batch=1)  # pyright: ignore
-    with pytest.raises(ValueError, match=r"^state: wanted one of a loader without max_lag, got one at version 7$"):
-        rank(0).load_state_dict(rank(0, version=7, max_lag=9).state_dict())
+    lagging = rank(0, version=7, max_lag=9)
+    for one, other, said in ((rank(0), lagging, "without max_lag"), (lagging, rank(0), "with max_lag")):
+        with pytest.raises(StoreError, match=f"^state: wanted one of a loader {said}, got one of a loader with"):
+            one.load_state_dict(other.state_dict())
 
 
 def test_ranks_ask_each_other_through_torchs_process_group(filled: Store, tmp_path: Path) -> None:

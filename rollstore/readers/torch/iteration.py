@@ -35,9 +35,13 @@ class Chosen:
     @lazy
     def digest(self) -> str:
         """What a state is of: the selection, and what is joined to it."""
-        joined = [f"{name} {column.digest}" for name, column in self.source.joined.items()]
         of = self.selection.digest
-        return xxhash.xxh3_128_hexdigest("\n".join([of, *joined]).encode()) if joined else of
+        return xxhash.xxh3_128_hexdigest("\n".join([of, *self.joined]).encode()) if self.joined else of
+
+    @property
+    def joined(self) -> list[str]:
+        """Of each column of another table its name and digest."""
+        return [f"{name} {column.digest}" for name, column in self.source.joined.items() if column.digest is not None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -79,7 +79,7 @@ class RolloutLoader(IterableDataset[Any]):
         reference: evaluation_id whose log-probs become `anchor_logprobs`, `reference_logprobs`; a rollout without such
         an evaluation raises. What is asked for here is set in every batch: NaN, or without entries, where rows lack it.
         rewards: which outcome scores are the rewards, instead of the recorded ones, as
-        `pc.field("scorer") == "judge"`; a rollout without is unscored.
+        `pc.field("scorer") == "judge"`; a rollout without is unscored, and none with one raises.
     sampler, trainer_transform: as in `collate`. make: what turns a pa.Table of rows into a batch, instead of it
         (`as_arrow`: nothing). pin_memory: batches in page-locked memory, for copies that overlap; none, and a warning,
         without an accelerator. In a DataLoader its own pin_memory does that.
@@ -164,7 +164,7 @@ class RolloutLoader(IterableDataset[Any]):
         self._reader = Reader(held)
         joined = [*compress(JOINED, (anchor, reference))]
         self._columns = self._read(columns if make else understood(columns), heads, extra or {}, joined)
-        self._joins = (anchor, reference, rewards)
+        self._joins, self._extra = (anchor, reference, rewards), dict(extra or {})
         always = asked(columns, heads, extra, joined)
         how: dict[str, Any] = {"columns": extra, "sampler": sampler, "trainer_transform": trainer_transform}
         self._make: Callable[[pa.Table], Any] = make or partial(collate, **how, always=always)
@@ -299,8 +299,8 @@ class RolloutLoader(IterableDataset[Any]):
         """Go to the beginning of an epoch; with `version`, evaluate the filters again for those current weights.
 
         An iteration that is under way goes on to its end as it began; the next one begins here. Raises ValueError on
-        what is no epoch, or between iter() of a DataLoader with workers and its first batch; StoreError where nothing
-        is left. What fails changes nothing.
+        what is no epoch, or between iter() of a DataLoader with workers and its first batch; with `version` what making
+        the loader raises, as StoreError where nothing is left. What fails changes nothing.
         """
         number = arguments.whole("epoch", epoch, 0, arguments.WORD - 1)
         weights = self._chosen.filters.version if version is None else arguments.whole("version", version)
@@ -337,8 +337,8 @@ class RolloutLoader(IterableDataset[Any]):
         """What ranks must agree on, and the rank, which must differ: for `check_ranks`."""
         limits = {"tokens_per_batch": self._budget, "rollouts_per_batch": self._most}
         # What makes the number of steps differ comes before it: the first difference is the one that is told.
-        more = sorted({*self._columns, *self._chosen.source.joined} - {*COLUMNS})
-        own = {"rank": self._rank, "world_size": self._world_size, **limits, "columns": more}
+        read = {"columns": sorted({*self._columns} - {*COLUMNS}), "extra": self._extra, "joined": self._chosen.joined}
+        own = {"rank": self._rank, "world_size": self._world_size, **limits, **read}
         return {**own, **self.state_dict(), "steps": len(self)}
 
     def _state(self, epoch: int, position: int) -> dict[str, Any]:
@@ -374,8 +374,9 @@ class RolloutLoader(IterableDataset[Any]):
             )
         if found.snapshot != (own := self._chosen.selection.snapshot):
             raise StoreError(f"state: wanted one of snapshot {own}, got {found.snapshot}: the store has other rows now")
-        if found.weights is not None and self._chosen.filters.version is None:
-            raise ValueError(f"state: wanted one of a loader without max_lag, got one at version {found.weights}")
+        if (found.weights is None) != (self._chosen.filters.version is None):
+            one, other = ("without", "with") if found.weights is not None else ("with", "without")
+            raise StoreError(f"state: wanted one of a loader {one} max_lag, got one of a loader {other}")
         chosen = self._at(found.weights)
         if found.selection != chosen.digest:
             raise StoreError(
