@@ -128,8 +128,7 @@ class Ledger:
         if id_ in self:
             return
         row = {"rollout_id": id_, **columns}
-        silent = columns.get("reason", "").startswith((CONFLICT, UNFINISHED))
-        (self._silent.add if silent else self._silent.discard)(id_)
+        (self._silent.discard if speaks(row) else self._silent.add)(id_)
         if rows is None:
             self._rows[id_] = row
         else:
@@ -176,8 +175,8 @@ class Ledger:
         """Every rank that follows, by mistake, began as the same attempt, and would be given everything."""
         if len(self._of_attempt()) > self._written:
             raise StoreError(
-                f"train_run {self._run!r}: wanted one follower at a time, got another that began as attempt "
-                f"{self.attempt} as well; one follows, and hands batches to the others"
+                f"train_run {self._run!r}: wanted one follower at a time, which hands batches to others, got another "
+                f"that began as attempt {self.attempt} as well, or an earlier one that was not closed"
             )
 
     def _of_attempt(self, *more: pc.Expression) -> list[str]:
@@ -190,6 +189,11 @@ class Ledger:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def speaks(row: dict[str, Any]) -> bool:
+    """Whether a row of `uses` says that its rollout's group was closed."""
+    return not row.get("reason", "").startswith((CONFLICT, UNFINISHED))
 
 
 def _check(columns: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rollstore.errors import DuplicateError, RollstoreError
 from rollstore.readers import arguments
 from rollstore.readers.arrivals import Arrivals
-from rollstore.readers.ledger import CONFLICT, UNFINISHED, Ledger
+from rollstore.readers.ledger import CONFLICT, UNFINISHED, Ledger, speaks
 from rollstore.readers.rules import Clock, Rules
 from rollstore.readers.waiting import Key, Rollout, Row, Unit, kept, release, rows_of, together
 
@@ -151,8 +151,6 @@ class Pending:
         for rollout in rollouts:
             del unit.members[rollout.id], self._home[rollout.id]
         self._touched.add(unit.key)
-        if unit.members:
-            unit.since = min(member.since for member in unit.members.values())
         self._vacate(unit)
 
     def _vacate(self, unit: Unit) -> None:
@@ -172,6 +170,8 @@ class Pending:
             unit.measure()
             self._fresh = 0
             if not unit.members:
+                if not any(map(speaks, unit.dropped)):
+                    self._closed.discard(unit.key)
                 self._ready.remove(unit)
                 self._leaves(unit)
         else:
@@ -240,18 +240,17 @@ class Pending:
         return found
 
     def _left_out(self, unit: Unit, complete: bool) -> dict[str, str]:
-        """Members of a unit that is closed which do not stay, with the reason."""
+        """Members of a unit that is closed which do not stay, with the reason. Those that are unfinished never do."""
         whole = self._rules.incomplete == "leave_out" and unit.size > 0
+        after = "when its group was closed" if complete else f"after {self._rules.group_wait} s"
+        out = {id_: f"{UNFINISHED} {after}" for id_, member in unit.members.items() if not member.finished}
         if whole and unit.contradicted:
-            return dict.fromkeys(unit.members, "incomplete: a member of its group came with different contents")
-        if complete:
-            return {id_: _LATE for id_, member in unit.members.items() if not member.finished}
-        what = f"its group has {unit.finished} of {unit.size}"
-        return {
-            id_: f"{f'incomplete: {what}' if member.finished else UNFINISHED} after {self._rules.group_wait} s"
-            for id_, member in unit.members.items()
-            if whole or not member.finished
-        }
+            why = "incomplete: a member of its group came with different contents"
+        elif whole and not complete:
+            why = f"incomplete: its group has {unit.finished} of {unit.size} {after}"
+        else:
+            return out
+        return {id_: out.get(id_, why) for id_ in unit.members}
 
     def _answers(self, groups: list[list[Rollout]]) -> list[dict[str, bool | Exception]]:
         """Of each group what the filter says to its members: nothing where there is none."""

@@ -224,7 +224,8 @@ class Unit:
         return sum(member.finished for member in self.members.values())
 
     def count(self) -> None:
-        """Note how large the group is by its members of now."""
+        """Note how large the group is, and since when it waits, by its members of now."""
+        self.since = min((member.since for member in self.members.values()), default=self.since)
         if isinstance(self.key, str):
             self.size = self._needed = 1
         else:
