@@ -98,7 +98,7 @@ def check_named(name: str, which: pc.Expression, snapshot: Snapshot, table: str)
         raise type(error)(f"{name}: {str(error).removeprefix('where: ')}") from None
 
 
-def asked(rows: pa.Table, where: pc.Expression) -> Ints | Exception:
+def outcome(rows: pa.Table, where: pc.Expression) -> Ints | Exception:
     """int64: the numbers of the rows that a condition keeps, or the error it ends in, whatever a function of the
     caller's in it raises. rows: with a column `NUMBER` that counts them. Raises MemoryError.
 
@@ -123,7 +123,7 @@ def asked(rows: pa.Table, where: pc.Expression) -> Ints | Exception:
     return errors[-1]
 
 
-def rows_of(snapshot: Snapshot, table: str, columns: list[str], which: pc.Expression, name: str) -> pa.Table:
+def rows_where(snapshot: Snapshot, table: str, columns: list[str], which: pc.Expression, name: str) -> pa.Table:
     """The rows of a table that a condition keeps, which the caller knows by a name. Raises ValueError where it fails on
     them."""
     try:
@@ -133,12 +133,12 @@ def rows_of(snapshot: Snapshot, table: str, columns: list[str], which: pc.Expres
 
 
 def answers(rows: pa.Table, where: pc.Expression) -> list[bool | Exception]:
-    """Whether a condition keeps each row, or the error it ends in there; otherwise as `asked`."""
+    """Whether a condition keeps each row, or the error it ends in there; otherwise as `outcome`."""
     return [*_answers(rows, where)]
 
 
 def failing(rows: pa.Table, where: pc.Expression, most: int) -> list[int]:
-    """The first rows, at most so many, that a condition ends in an error on; otherwise as `asked`."""
+    """The first rows, at most so many, that a condition ends in an error on; otherwise as `outcome`."""
     wrong = (row for row, answer in enumerate(_answers(rows, where)) if isinstance(answer, Exception))
     return [*islice(wrong, most)]
 
@@ -146,7 +146,7 @@ def failing(rows: pa.Table, where: pc.Expression, most: int) -> list[int]:
 def _answers(rows: pa.Table, where: pc.Expression) -> Iterator[bool | Exception]:
     """An error says nothing of the row it is about, so halves are asked apart, when it is their turn, until it is
     alone."""
-    half, found = rows.num_rows // 2, asked(rows, where)
+    half, found = rows.num_rows // 2, outcome(rows, where)
     if not isinstance(found, Exception):
         yield from np.isin(rows[NUMBER].to_numpy(), found).tolist()
     elif half:
@@ -162,7 +162,7 @@ def by_others(snapshot: Snapshot, rollout_ids: pa.Array, filters: Filters) -> Bo
     for name, wanted, tables in (("having", True, filters.having), ("without", False, filters.without)):
         for table, which in tables.items():
             check_named(name, which, snapshot, table)
-            ids = rows_of(snapshot, table, ["rollout_id"], which, name)["rollout_id"].combine_chunks()
+            ids = rows_where(snapshot, table, ["rollout_id"], which, name)["rollout_id"].combine_chunks()
             found = pc.is_in(rollout_ids, value_set=ids.unique()).to_numpy(zero_copy_only=False)
             kept &= found if wanted else ~found
     if filters.max_uses is not None:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError, UnsupportedRecordError
-from rollstore.readers.filters import check_named, rows_of
+from rollstore.readers.filters import check_named, rows_where
 from rollstore.readers.order import Ints
 from rollstore.readers.rows import PLACE, Reader
 from rollstore.readers.selection import ORIGIN, identity
@@ -67,7 +67,7 @@ class Rewards:
         which of several repeats or versions is the reward is for the caller to say."""
         check_named("rewards", which, snapshot, "scores")
         whole = pc.field("segment").is_null() & pc.field("span").is_null() & pc.field("position").is_null()
-        found = rows_of(snapshot, "scores", ["rollout_id", "value"], which & whole, "rewards")
+        found = rows_where(snapshot, "scores", ["rollout_id", "value"], which & whole, "rewards")
         place = matches(rows.select(["rollout_id"]), found.select(["rollout_id"]), f"scores with {which}")
         if rows.num_rows and (place < 0).all():
             raise UnsupportedRecordError(f"scores with {which}: wanted one for some of {rows.num_rows} rows, got none")

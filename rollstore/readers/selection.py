@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from rollstore.errors import DuplicateError
-from rollstore.readers.filters import NUMBER, Filters, asked, by_others, check_scalar, failing
+from rollstore.readers.filters import NUMBER, Filters, by_others, check_scalar, failing, outcome
 from rollstore.readers.order import Ints
 from rollstore.readers.repeats import repeats
 from rollstore.readers.rows import PLACE, Reader
@@ -183,7 +183,7 @@ def _kept(reader: Reader, rows: pa.Table, rollout: Ints, last: Ints, where: pc.E
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, _of_all_segments(reader, rows, rollout, len(last), name))
     numbered = table.append_column(NUMBER, pa.array(np.arange(len(last))))
-    chosen = asked(numbered, where)
+    chosen = outcome(numbered, where)
     if not isinstance(chosen, Exception):
         kept = np.zeros(len(last), bool)
         kept[chosen] = True

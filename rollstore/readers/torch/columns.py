@@ -33,7 +33,7 @@ def as_arrow(table: pa.Table) -> pa.Table:
 
 def asked(columns: Iterable[str], heads: bool, extra: Mapping[str, str] | None, joined: Iterable[str] = ()) -> set[str]:
     """The fields of a batch that are asked for, and so are never None, whatever the rows of one batch have."""
-    read = {*understood(columns)}
+    read = {*_understood(columns)}
     return {
         *(name for name in extra or () if name in OPTIONAL),
         *joined,
@@ -43,7 +43,21 @@ def asked(columns: Iterable[str], heads: bool, extra: Mapping[str, str] | None, 
     }
 
 
-def understood(columns: Iterable[str]) -> tuple[str, ...]:
+def to_read(
+    schema: pa.Schema, columns: Sequence[str], *, heads: bool, extra: Mapping[str, str] | None, packed: bool,
+    joined: Iterable[str] = (),
+) -> tuple[str, ...]:  # fmt: skip
+    """The columns of rollouts that are read of a row. packed: for a batch, which wants what cannot be understood alone
+    together; else rows come as they are. Raises ValueError on names that rollouts lacks, on columns of a type that
+    their field of a batch cannot have, and on a field that is both joined and read."""
+    _check_names(schema.names, columns, extra, joined)
+    _check_types(schema, extra)
+    named = _understood(columns) if packed else columns
+    fields = [name for name in (extra or {}).values() if name in schema.names]
+    return tuple(dict.fromkeys([*COLUMNS, *named, *(HEADS if heads else ()), *fields]))
+
+
+def _understood(columns: Iterable[str]) -> tuple[str, ...]:
     """These columns, each with those that it cannot be understood without."""
     named = tuple(columns)
     return tuple(dict.fromkeys([*named, *(name for group in TOGETHER if {*group} & {*named} for name in group)]))
@@ -59,7 +73,7 @@ def check_extra(extra: Any) -> None:
         raise ValueError(f"extra: wanted fields among {', '.join(FIELDS)}, got {unknown[0]!r}")
 
 
-def check_columns(
+def _check_names(
     known: Sequence[str], columns: Iterable[str], extra: Mapping[str, str] | None, joined: Iterable[str] = ()
 ) -> None:
     """Raises ValueError on names that are not among the known columns, or for `extra` the joined ones, and on a field
@@ -74,7 +88,7 @@ def check_columns(
         raise ValueError(f"extra: {twice[0]}: wanted a column or an evaluation, got both")
 
 
-def check_types(known: pa.Schema, extra: Mapping[str, str] | None) -> None:
+def _check_types(known: pa.Schema, extra: Mapping[str, str] | None) -> None:
     """Raises ValueError on a known column of a type that its field of a batch cannot have."""
     for field, name in (extra or {}).items():
         if name in known.names:

@@ -14,16 +14,7 @@ from rollstore.batch import TokenBatch, collate
 from rollstore.errors import StoreError
 from rollstore.readers import arguments
 from rollstore.readers.follow import Clock, Follower, Rules
-from rollstore.readers.torch.columns import (
-    COLUMNS,
-    HEADS,
-    asked,
-    check_columns,
-    check_extra,
-    check_sampler,
-    check_types,
-    understood,
-)
+from rollstore.readers.torch.columns import asked, check_extra, check_sampler, to_read
 from rollstore.readers.torch.pinned import pins
 from rollstore.store.store import Store
 from rollstore.usable import Transform
@@ -68,10 +59,7 @@ class RolloutFollower(IterableDataset[Any]):
         self._train_run, self._store_id, self._pinned = train_run, store.store_id, pins(pin_memory)
         with store.snapshot() as snapshot:
             schema = snapshot.schema("rollouts")
-        check_columns(schema.names, columns, extra)
-        check_types(schema, extra)
-        more = columns if make else understood(columns)
-        read = [*dict.fromkeys([*COLUMNS, *more, *(HEADS if heads else ()), *(extra or {}).values()])]
+        read = to_read(schema, columns, heads=heads, extra=extra, packed=make is None)
         self._start = partial(Follower, store, train_run=train_run, rules=Rules(**rules), columns=read, clock=clock)
         always = asked(columns, heads, extra)
         plain = partial(collate, columns=extra, sampler=sampler, trainer_transform=trainer_transform, always=always)

@@ -23,16 +23,7 @@ from rollstore.readers.joined import Logprobs, Rewards, Statuses
 from rollstore.readers.plan import Plan, plan
 from rollstore.readers.rows import Reader
 from rollstore.readers.selection import Incomplete, select
-from rollstore.readers.torch.columns import (
-    COLUMNS,
-    HEADS,
-    asked,
-    check_columns,
-    check_extra,
-    check_sampler,
-    check_types,
-    understood,
-)
+from rollstore.readers.torch.columns import COLUMNS, asked, check_extra, check_sampler, to_read
 from rollstore.readers.torch.following import RolloutFollower
 from rollstore.readers.torch.iteration import Chosen, Iteration
 from rollstore.readers.torch.oversize import above
@@ -163,7 +154,9 @@ class RolloutLoader(IterableDataset[Any]):
         )  # fmt: skip
         self._reader = Reader(held)
         joined = [*compress(JOINED, (anchor, reference))]
-        self._columns = self._read(columns if make else understood(columns), heads, extra or {}, joined)
+        self._columns = to_read(
+            self._reader.schema, columns, heads=heads, extra=extra, packed=make is None, joined=joined
+        )
         self._joins, self._extra = (anchor, reference, rewards), dict(extra or {})
         always = asked(columns, heads, extra, joined)
         how: dict[str, Any] = {"columns": extra, "sampler": sampler, "trainer_transform": trainer_transform}
@@ -184,15 +177,6 @@ class RolloutLoader(IterableDataset[Any]):
         self._left = False
         """whether this is in a worker that is within an epoch: another iteration would lose what it made ahead"""
         self._told = Told()
-
-    def _read(
-        self, columns: Sequence[str], heads: bool, extra: Mapping[str, str], joined: Sequence[str]
-    ) -> tuple[str, ...]:
-        known = self._reader.schema.names
-        check_columns(known, columns, extra, joined)
-        check_types(self._reader.schema, extra)
-        more = [*columns, *(HEADS if heads else ()), *(name for name in extra.values() if name in known)]
-        return tuple(dict.fromkeys([*COLUMNS, *more]))
 
     def _choose(self, filters: Filters) -> Chosen:
         """Evaluate the filters, and join what was asked of other tables."""
